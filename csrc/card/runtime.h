@@ -7,6 +7,7 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -34,6 +35,9 @@ struct RuntimeConfig {
   int threads = 0;              // 0: leave the pool's budget
   std::string stats_directory;  // "" = no page
   std::string error;            // a configuration error to raise at first use (kind ValueError)
+  // Put into the MemoryHooks of every device at the start; both are called with no lock held.
+  std::function<bool()> pressure;                // garbage collection; takes the GIL
+  std::function<std::shared_ptr<void>()> frames; // a stack for the memory history, or null
 };
 
 class ConfigError : public std::runtime_error {  // becomes ValueError
