@@ -1,0 +1,2 @@
+# Types of the module that CMake writes beside the extension.
+TORCH_VERSION: str
