@@ -74,13 +74,15 @@ int format_bytes(Format format);                 // bytes of one element on the 
 int host_bytes(HostType type);                   // bytes of one element on the host
 inline int64_t elements_per_stick(Format f) { return kStickBytes / format_bytes(f); }
 const char* format_name(Format format);          // the device enum's name, e.g. "SEN169_FP16"
+const char* host_name(HostType type);            // the enumerator's name, e.g. "F8_E4M3FN"
 bool is_host_format(Format format);
 
 // The format in which a storage of `type` lives under `mode`.
 Format format_for(HostType type, Mode mode);
 
-// One DLFloat16 value (hardware.md section 3.2). `from_half` saturates finite values at 65472
-// (0x5DFF), as a host float16 never leaves the float16 range; otherwise overflow gives 0x7FFF.
+// One DLFloat16 value. The float is taken as a computed value: overflow gives 0x7FFF with its
+// sign, NaN gives 0x7FFF. (Host values saturate instead, and that is the bulk encode's affair:
+// finite float16 at 65472 = 0x5DFF, finite bfloat16 at the largest finite code 0x7FFE.)
 uint16_t dl16_encode(float value, const Numerics& numerics);
 float dl16_decode(uint16_t code, const Numerics& numerics);
 
