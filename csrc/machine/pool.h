@@ -5,6 +5,7 @@
 // shutdown(). After a fork the child must call abandon(), which forgets the parent's threads.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 
@@ -22,11 +23,20 @@ class Pool {
   // The first exception is rethrown in the caller after all chunks ended. Safe to nest.
   void parallel_for(int64_t n, int64_t grain, const std::function<void(int64_t, int64_t)>& body);
 
-  // Runs `task` on a worker. At least one worker exists for it even with a budget of 1.
+  // Runs `task` on a worker, first in first out. At least one worker exists for it even with a
+  // budget of 1. A task that throws is reported on stderr and dropped: catch inside. Throws
+  // std::system_error, with the task not queued, when no worker exists and none can be started.
   void post(std::function<void()> task);
 
-  void shutdown();  // joins the workers; later calls run inline
-  void abandon();   // fork child only
+  // Runs what is queued, then joins the workers; later calls run inline. Throws std::logic_error
+  // when called from a worker, which cannot join itself.
+  void shutdown();
+  void abandon();  // fork child only; the child starts anew with the same budget
+
+ private:
+  struct State;
+  Pool();
+  std::atomic<State*> state_;
 };
 
 }  // namespace openspyre::machine
