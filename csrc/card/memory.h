@@ -22,11 +22,11 @@
 
 namespace openspyre::card {
 
-inline constexpr uint64_t kBlockAlign = 128;                // MIN_ALLOC_BYTES
-inline constexpr int kSegmentBits = 34;                     // runtime.md 1.5
+inline constexpr uint64_t kBlockAlign = 128;  // MIN_ALLOC_BYTES
+inline constexpr int kSegmentBits = 34;       // runtime.md 1.5
 inline constexpr uint64_t kSegmentSize = 1ull << kSegmentBits;
-inline constexpr uint64_t kProgramSegment = 7;              // base 0x1C00000000
-inline constexpr uint64_t kDmvaLimit = 8 * kSegmentSize;    // 0x2000000000
+inline constexpr uint64_t kProgramSegment = 7;            // base 0x1C00000000
+inline constexpr uint64_t kDmvaLimit = 8 * kSegmentSize;  // 0x2000000000
 
 // Device memory virtual address: segment << 34 | offset. Throws std::out_of_range.
 uint64_t dmva(uint64_t segment, uint64_t offset);
@@ -59,6 +59,16 @@ class PhysicalMemory {
   bool extend(uint64_t start, uint64_t old_size, uint64_t size);
   void give_back(uint64_t start, uint64_t size);  // also drops the pages (MADV_DONTNEED)
   uint64_t largest_free() const;
+  uint64_t free_after(uint64_t address) const;  // free bytes that start exactly at `address`
+
+  // Where a region that is going to grow in place starts inside the largest free range.
+  enum class Room : uint8_t {
+    Low,    // at its start: follows what is there
+    Apart,  // in its middle: leaves both neighbours room (several tenants of one card)
+    High,   // near its end, with an eighth of it left to grow: program memory
+  };
+  // Like take, but keeps room for growth; starts at a multiple of `align` where that fits.
+  std::optional<uint64_t> take_with_room(uint64_t size, Room room, uint64_t align);
 
  private:
   struct Impl;
@@ -67,34 +77,35 @@ class PhysicalMemory {
 
 struct MemoryConfig {
   FunctionKind kind = FunctionKind::PF;
-  uint64_t capacity = 112ull << 30;      // bytes this device may hold in regions
-  int max_handles = 8;                   // VF only (1..16): entries of the firmware region table
-  uint64_t max_region = kSegmentSize;    // no region grows past a segment
-  uint64_t min_region = 2ull << 20;      // granule of region growth; floor of halving
-  uint64_t small_limit = 1ull << 20;     // requests below it count as the small pool
-  bool poison = false;                   // fill fresh blocks with 0xA5.. before they are handed out
-  bool guard = false;                    // one poisoned guard stick after every block, checked on free
-  bool exact_best_fit = false;           // the reference block allocator instead of the fast one
+  uint64_t capacity = 112ull << 30;    // bytes this device may hold in regions
+  int max_handles = 8;                 // VF only (1..16): entries of the firmware region table
+  uint64_t max_region = kSegmentSize;  // no region grows past a segment
+  uint64_t min_region = 2ull << 20;    // granule of region growth; floor of halving
+  uint64_t small_limit = 1ull << 20;   // requests below it count as the small pool
+  bool poison = false;                 // fill fresh blocks with 0xA5.. before they are handed out
+  bool guard = false;           // one poisoned guard stick after every block, checked on free
+  bool exact_best_fit = false;  // the reference block allocator instead of the fast one
 };
 
 // What a tensor's storage owns. Lives until `free`; address-stable. Fields are read-only outside.
 struct Block {
   int device = -1;
   MemoryType type = MemoryType::Tensor;
-  uint32_t region = 0;       // VF: index into the region table. PF: ordinal of the region
-  uint64_t offset = 0;       // in the region; multiple of 128
-  uint64_t size = 0;         // rounded bytes
+  uint32_t region = 0;  // VF: index into the region table. PF: ordinal of the region
+  uint64_t offset = 0;  // in the region; multiple of 128
+  uint64_t size = 0;    // rounded bytes
   uint64_t requested = 0;
-  uint64_t physical = 0;     // address on the card: region base + offset
-  std::byte* host = nullptr; // backing bytes, null when execute=off
-  void* token = nullptr;     // opaque: in the no-access range; unique while the block lives
-  uint64_t token_span = 0;   // bytes of token range, >= what the caller asked for
-  uint32_t generation = 0;   // of the token slot
-  int stream = 0;            // stream it was allocated on
+  uint64_t physical = 0;      // address on the card: region base + offset
+  std::byte* host = nullptr;  // backing bytes, null when execute=off
+  void* token = nullptr;      // opaque: in the no-access range; unique while the block lives
+  uint64_t token_span = 0;    // bytes of token range, >= what the caller asked for
+  uint32_t generation = 0;    // of the token slot
+  int stream = 0;             // stream it was allocated on
 };
 
 enum class Verdict : uint8_t { Exhausted, Fragmented, HandleLimited, TooLargeForRegion };
-const char* verdict_text(Verdict verdict);  // "exhausted", "fragmented", "handle-limited", "too large for a region"
+const char* verdict_text(
+    Verdict verdict);  // "exhausted", "fragmented", "handle-limited", "too large for a region"
 
 // Text carries requested, rounded, free, capacity, largest block, handles used, verdict, hint.
 class OutOfMemory : public std::runtime_error {
@@ -107,6 +118,13 @@ class OutOfMemory : public std::runtime_error {
 class BadToken : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
+};
+
+// The guard stick behind a block was overwritten. Thrown by `free`, which leaves the block live and
+// its guard renewed, so that a second `free` succeeds. Text names block and offset.
+class GuardViolation : public BadToken {
+ public:
+  using BadToken::BadToken;
 };
 
 struct Stat {
@@ -126,17 +144,25 @@ struct MemoryStats {  // the fields of c10::CachingDeviceAllocator::DeviceStats;
 struct MemoryInfo {  // one locked snapshot, Tensor-usable bytes
   uint64_t free = 0, total = 0, largest_free_block = 0, reserved = 0;
   int handles_used = 0, handles_max = 0;  // handles_max 0 = unlimited (PF)
-  double fragmentation = 0;               // 1 - largest_free/total_free inside regions; 0 when none free
+  double fragmentation = 0;  // 1 - largest_free/total_free inside regions; 0 when none free
 };
 
 // One row of the history; `frames` is an opaque handle given by the frame callback (0 = none).
 struct TraceEntry {
   enum class Action : uint8_t {
-    Alloc, FreeRequested, FreeCompleted, SegmentAlloc, SegmentFree, Snapshot, Oom
+    Alloc,
+    FreeRequested,
+    FreeCompleted,
+    SegmentAlloc,
+    SegmentFree,
+    Snapshot,
+    Oom,
+    SegmentMap,
+    SegmentUnmap  // a region grew or was trimmed at its end
   } action;
   uint64_t address, size;  // DMVA-like address (see snapshot); for Oom the free bytes
   int stream;
-  int64_t time_us;         // wall clock, microseconds since the epoch
+  int64_t time_us;  // wall clock, microseconds since the epoch
   std::shared_ptr<void> frames;
 };
 const char* action_name(TraceEntry::Action action);  // "alloc", "free_requested", ...
@@ -182,6 +208,7 @@ struct Chunk {
 };
 struct CompositeAddress {  // runtime.md 1.1
   std::vector<Chunk> chunks;
+  int device = -1;
   uint64_t total_size() const;
   size_t num_chunks() const { return chunks.size(); }
   bool is_contiguous() const { return chunks.size() == 1; }
@@ -215,7 +242,7 @@ class DeviceMemory {
   void free_composite(const CompositeAddress& address);
 
   void poll_pending_frees();
-  void empty_cache();  // returns empty regions (after polling)
+  void empty_cache();  // returns empty regions and free tails of others (after polling)
   MemoryInfo info() const;
   MemoryStats stats() const;
   void reset_peak_stats();

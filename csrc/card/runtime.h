@@ -21,8 +21,8 @@
 namespace openspyre::card {
 
 struct DeviceConfig {
-  int card = 0;                 // physical card
-  int vf = -1;                  // -1: the Physical Function
+  int card = 0;  // physical card
+  int vf = -1;   // -1: the Physical Function
   uint64_t card_capacity = 112ull << 30;
   MemoryConfig memory;
   StreamConfig streams;
@@ -30,14 +30,14 @@ struct DeviceConfig {
 struct RuntimeConfig {
   std::vector<DeviceConfig> devices;
   machine::Numerics numerics;
-  bool execute = true;          // false: addresses and times, no bytes
+  bool execute = true;  // false: addresses and times, no bytes
   bool poison_pads = false;
   int threads = 0;              // 0: leave the pool's budget
   std::string stats_directory;  // "" = no page
   std::string error;            // a configuration error to raise at first use (kind ValueError)
   // Put into the MemoryHooks of every device at the start; both are called with no lock held.
-  std::function<bool()> pressure;                // garbage collection; takes the GIL
-  std::function<std::shared_ptr<void>()> frames; // a stack for the memory history, or null
+  std::function<bool()> pressure;                 // garbage collection; takes the GIL
+  std::function<std::shared_ptr<void>()> frames;  // a stack for the memory history, or null
 };
 
 class ConfigError : public std::runtime_error {  // becomes ValueError
@@ -66,7 +66,7 @@ class Runtime {
 
   void configure(RuntimeConfig config);  // throws std::logic_error once started
   const RuntimeConfig& config() const;
-  int device_count() const noexcept;     // configured devices; 0 on a configuration error
+  int device_count() const noexcept;  // configured devices; 0 on a configuration error
   bool started() const noexcept { return started_.load(std::memory_order_acquire); }
   void ensure_started() {
     if (!started()) start();
@@ -80,7 +80,7 @@ class Runtime {
   bool execute() const noexcept;
 
   bool in_forked_child() const noexcept;
-  void shutdown() noexcept;              // idempotent
+  void shutdown() noexcept;                // idempotent
   StatsPage* stats_page() const noexcept;  // null before the start
 
  private:

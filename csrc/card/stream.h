@@ -19,6 +19,8 @@
 
 namespace openspyre::card {
 
+struct StatsDevice;
+
 enum class Engine : uint8_t { H2D, D2H, Compute, Host };
 inline constexpr int kEngines = 4;
 const char* engine_name(Engine engine);  // "H2D", "D2H", "Compute", "HostCompute"
@@ -30,7 +32,12 @@ inline constexpr int kPoolStreams = 32;
 
 // runtime.md 2.4
 enum class StreamError : uint8_t {
-  Success = 0, Shutdown = 1, HardwareFault = 2, Timeout = 3, MemoryFault = 4, CoreUnavailable = 5
+  Success = 0,
+  Shutdown = 1,
+  HardwareFault = 2,
+  Timeout = 3,
+  MemoryFault = 4,
+  CoreUnavailable = 5
 };
 enum class DeviceState : uint8_t { Ok = 0, NotInitialized = 1, StreamError = 2 };
 
@@ -39,7 +46,10 @@ class StreamFailure : public std::runtime_error {
  public:
   StreamFailure(const std::string& text, StreamError code, std::string origin, int device,
                 StreamId stream)
-      : std::runtime_error(text), code(code), origin(std::move(origin)), device(device),
+      : std::runtime_error(text),
+        code(code),
+        origin(std::move(origin)),
+        device(device),
         stream(stream) {}
   StreamError code;
   std::string origin;
@@ -63,12 +73,12 @@ using EventPtr = std::shared_ptr<Event>;
 
 struct Step {
   Engine engine = Engine::Compute;
-  std::string name;                     // operation, e.g. "aten::copy_", for errors and Timeline
-  int64_t cost_ns = 0;                  // modelled duration on the engine
-  int64_t bytes = 0;                    // moved by the step, for the Timeline and statistics
-  uint64_t correlation = 0;             // 0: the device assigns the next id
-  bool may_run_inline = false;          // small enough for the caller's thread on an idle stream
-  std::function<void()> work;           // may be empty (synthetic step); an exception poisons the stream
+  std::string name;             // operation, e.g. "aten::copy_", for errors and Timeline
+  int64_t cost_ns = 0;          // modelled duration on the engine
+  int64_t bytes = 0;            // moved by the step, for the Timeline and statistics
+  uint64_t correlation = 0;     // 0: the device assigns the next id
+  bool may_run_inline = false;  // small enough for the caller's thread on an idle stream
+  std::function<void()> work;   // may be empty (synthetic step); an exception poisons the stream
 };
 
 struct TimelineEntry {
@@ -76,8 +86,8 @@ struct TimelineEntry {
   std::string name;
   Engine engine;
   StreamId stream;
-  int64_t start_ns, end_ns;             // virtual
-  int64_t submit_ns;                    // virtual host time at submission
+  int64_t start_ns, end_ns;  // virtual
+  int64_t submit_ns;         // virtual host time at submission
   int64_t bytes;
   enum class Status : uint8_t { Pending, Done, Failed, Cancelled } status;
 };
@@ -85,8 +95,8 @@ struct TimelineEntry {
 // Constants of the first timing model; the values come from openspyre/card.py.
 struct CostModel {
   double h2d_bytes_per_ns = 55.0, d2h_bytes_per_ns = 55.0, d2d_bytes_per_ns = 105.0;
-  int64_t transfer_latency_ns = 1000;   // per transfer (one control block)
-  int64_t host_submit_ns = 1000;        // host cost of one submission, advances host time
+  int64_t transfer_latency_ns = 1000;  // per transfer (one control block)
+  int64_t host_submit_ns = 1000;       // host cost of one submission, advances host time
   int64_t transfer_ns(Engine engine, int64_t bytes) const;
   int64_t d2d_ns(int64_t bytes) const;
 };
@@ -96,16 +106,19 @@ struct CostModel {
 struct FaultPlan {
   uint64_t seed = 0;
   double rate = 0;
-  int64_t nth = -1;                     // 0-based among matching steps; -1 = use rate
-  std::string name_contains;            // "" = all
+  int64_t nth = -1;           // 0-based among matching steps; -1 = use rate
+  std::string name_contains;  // "" = all
   std::optional<Engine> engine;
   StreamError code = StreamError::HardwareFault;
 };
 
 struct StreamConfig {
-  int host_compute_streams = 4;         // 1..8
+  int host_compute_streams = 4;  // 1..8
   CostModel cost;
-  size_t timeline_capacity = 1 << 16;   // ring; 0 = off
+  size_t timeline_capacity = 1 << 16;  // ring; 0 = off
+  // How long a host wait for an event without a queued signal goes on, while nothing runs and
+  // nothing is submitted, before it raises Deadlock (another thread may be about to signal).
+  int64_t deadlock_grace_ms = 200;
 };
 
 // The engines of one card: shared by all its functions (a VF competes with its siblings).
@@ -118,11 +131,11 @@ class DeviceStreams {
   ~DeviceStreams();  // drains
 
   // --- pools (runtime.md 2.1)
-  StreamId stream_from_pool(int priority);        // 0: ids 1..32, any other: 33..64; round robin
-  StreamId host_compute_stream();                 // ids 65.. round robin
-  static int priority_of(StreamId id);            // the getter: 0 or -1
+  StreamId stream_from_pool(int priority);  // 0: ids 1..32, any other: 33..64; round robin
+  StreamId host_compute_stream();           // ids 65.. round robin
+  static int priority_of(StreamId id);      // the getter: 0 or -1
   bool valid(StreamId id) const;
-  std::vector<StreamId> used_streams() const;     // those that ever got work, ascending
+  std::vector<StreamId> used_streams() const;  // those that ever got work, ascending
 
   // --- submission. Thread-safe. Throws StreamFailure at once when the stream is in error.
   // Returns the correlation id.
@@ -130,19 +143,21 @@ class DeviceStreams {
 
   // --- events
   EventPtr make_event();
-  void signal(StreamId stream, const EventPtr& event);  // EventSignalOp: fires after all earlier work
-  void wait(StreamId stream, const EventPtr& event);    // EventWaitOp: the event may be signalled later
-  static bool query(const EventPtr& event);             // signalled (or poisoned)
+  void signal(StreamId stream,
+              const EventPtr& event);  // EventSignalOp: fires after all earlier work
+  void wait(StreamId stream,
+            const EventPtr& event);          // EventWaitOp: the event may be signalled later
+  static bool query(const EventPtr& event);  // signalled (or poisoned)
   // Blocks until signalled; rethrows poison; `interrupt` is polled about every 50 ms.
   void synchronize_event(const EventPtr& event, const std::function<bool()>& interrupt = {});
   // Virtual time at which it fired; nullopt while unresolved.
   static std::optional<int64_t> event_time_ns(const EventPtr& event);
 
   // --- host waits. Rethrow the stream's sticky error; Deadlock when no progress is possible.
-  bool query(StreamId stream);                          // idle? throws the sticky error
+  bool query(StreamId stream);  // idle? throws the sticky error
   void synchronize(StreamId stream, const std::function<bool()>& interrupt = {});
   void synchronize_all(const std::function<bool()>& interrupt = {});  // every stream; first error
-  bool idle(StreamId stream) const;                     // like query, never throws
+  bool idle(StreamId stream) const;                                   // like query, never throws
 
   // --- errors
   StreamError stream_error(StreamId stream) const;
@@ -156,14 +171,14 @@ class DeviceStreams {
   bool marker_passed(StreamId stream, uint64_t marker) const;
 
   // --- virtual clock
-  int64_t host_time_ns() const;                         // modelled host time
-  void advance_host(int64_t ns);                        // modelled host work between submissions
-  int64_t stream_time_ns(StreamId stream) const;        // end of the last resolved step
-  int64_t device_time_ns() const;                       // max over streams and host
+  int64_t host_time_ns() const;                   // modelled host time
+  void advance_host(int64_t ns);                  // modelled host work between submissions
+  int64_t stream_time_ns(StreamId stream) const;  // end of the last resolved step
+  int64_t device_time_ns() const;                 // max over streams and host
   const CostModel& cost() const;
 
   // --- Timeline
-  std::vector<TimelineEntry> timeline() const;          // oldest first
+  std::vector<TimelineEntry> timeline() const;  // oldest first
   void clear_timeline();
   uint64_t next_correlation();
   struct EngineTotals {
@@ -171,6 +186,14 @@ class DeviceStreams {
   };
   EngineTotals totals(Engine engine) const;
   int device() const;
+
+  // --- for the runtime
+  // Statistics words of this device, kept up to date from now on; null stops.
+  void attach_stats(StatsDevice* words);
+  // Waits until all streams are quiet; work that can never run is cancelled (code Shutdown).
+  void drain() noexcept;
+  // True on a thread that executes a step's work, where host waits raise Deadlock.
+  static bool inside_step();
 
  private:
   struct Impl;

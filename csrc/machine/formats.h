@@ -70,11 +70,11 @@ enum class HostType : uint8_t {
   RAW16,
 };
 
-int format_bytes(Format format);                 // bytes of one element on the card
-int host_bytes(HostType type);                   // bytes of one element on the host
+int format_bytes(Format format);  // bytes of one element on the card
+int host_bytes(HostType type);    // bytes of one element on the host
 inline int64_t elements_per_stick(Format f) { return kStickBytes / format_bytes(f); }
-const char* format_name(Format format);          // the device enum's name, e.g. "SEN169_FP16"
-const char* host_name(HostType type);            // the enumerator's name, e.g. "F8_E4M3FN"
+const char* format_name(Format format);  // the device enum's name, e.g. "SEN169_FP16"
+const char* host_name(HostType type);    // the enumerator's name, e.g. "F8_E4M3FN"
 bool is_host_format(Format format);
 
 // The format in which a storage of `type` lives under `mode`.

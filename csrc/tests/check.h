@@ -53,25 +53,26 @@ inline int run(int argc, char** argv) {
 
 }  // namespace check
 
-#define TEST(name)                                         \
-  static void test_##name();                               \
+#define TEST(name)                                             \
+  static void test_##name();                                   \
   static check::Register register_##name(#name, &test_##name); \
   static void test_##name()
-#define CHECK(condition)                                                                       \
-  do {                                                                                         \
-    if (!(condition))                                                                          \
-      throw check::Failure(std::string(__FILE__) + ":" + std::to_string(__LINE__) + ": " #condition); \
+#define CHECK(condition)                                                            \
+  do {                                                                              \
+    if (!(condition))                                                               \
+      throw check::Failure(std::string(__FILE__) + ":" + std::to_string(__LINE__) + \
+                           ": " #condition);                                        \
   } while (0)
 #define CHECK_EQ(a, b) check::equal((a), (b), #a " == " #b, __FILE__, __LINE__)
-#define CHECK_THROWS(expression, type)                                                          \
-  do {                                                                                          \
-    bool thrown_ = false;                                                                       \
-    try {                                                                                       \
-      (void)(expression);                                                                       \
-    } catch (const type&) {                                                                     \
-      thrown_ = true;                                                                           \
-    }                                                                                           \
-    if (!thrown_)                                                                               \
-      throw check::Failure(std::string(__FILE__) + ":" + std::to_string(__LINE__) +             \
-                           ": " #expression " did not throw " #type);                           \
+#define CHECK_THROWS(expression, type)                                              \
+  do {                                                                              \
+    bool thrown_ = false;                                                           \
+    try {                                                                           \
+      (void)(expression);                                                           \
+    } catch (const type&) {                                                         \
+      thrown_ = true;                                                               \
+    }                                                                               \
+    if (!thrown_)                                                                   \
+      throw check::Failure(std::string(__FILE__) + ":" + std::to_string(__LINE__) + \
+                           ": " #expression " did not throw " #type);               \
   } while (0)

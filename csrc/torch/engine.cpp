@@ -1,0 +1,80 @@
+#include "torch/engine.h"
+
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "torch/current.h"
+#include "torch/errors.h"
+#include "torch/interrupt.h"
+#include "torch/op_scope.h"
+
+namespace openspyre::device {
+namespace {
+
+// Above this, a step that nobody waits for goes to a worker instead of the caller's thread.
+constexpr int64_t kInlineBytes = 64 << 10;
+
+card::Step make_step(const card::Device& device, card::Engine engine, const char* what,
+                     int64_t bytes) {
+  card::Step step;
+  step.engine = engine;
+  step.name.reserve(48);
+  step.name.append(OpScope::current()).append(" ").append(what);
+  const card::CostModel& cost = device.streams->cost();
+  step.cost_ns =
+      engine == card::Engine::Compute ? cost.d2d_ns(bytes) : cost.transfer_ns(engine, bytes);
+  step.bytes = bytes;
+  return step;
+}
+
+// Work that refers to its submitter's frame: given up when that frame is left early.
+struct Borrowed {
+  std::mutex mutex;
+  std::function<void()> work;
+};
+
+}  // namespace
+
+void run_on_card(card::Device& device, card::Engine engine, const char* what, int64_t bytes,
+                 std::function<void()> work) {
+  const card::StreamId stream = current_stream(device.index);
+  auto borrowed = std::make_shared<Borrowed>();
+  borrowed->work = std::move(work);
+  card::Step step = make_step(device, engine, what, bytes);
+  step.may_run_inline = true;  // the caller waits anyhow
+  step.work = [borrowed] {
+    std::lock_guard<std::mutex> lock(borrowed->mutex);
+    if (borrowed->work) borrowed->work();
+  };
+  try {
+    device.streams->submit(stream, std::move(step));
+    wait_for_stream(device, stream);
+  } catch (...) {
+    {
+      std::lock_guard<std::mutex> lock(borrowed->mutex);
+      borrowed->work = nullptr;
+    }
+    rethrow_for_torch();
+  }
+}
+
+void wait_for_stream(card::Device& device, card::StreamId stream) {
+  if (device.streams->idle(stream)) {
+    device.streams->synchronize(stream);  // does not block; hands over errors and the host's time
+  } else {
+    interruptible([&](const std::function<bool()>& interrupt) {
+      device.streams->synchronize(stream, interrupt);
+    });
+  }
+}
+
+void submit_to_card(card::Device& device, card::Engine engine, const char* what, int64_t bytes,
+                    std::function<void()> work) {
+  card::Step step = make_step(device, engine, what, bytes);
+  step.may_run_inline = bytes <= kInlineBytes;
+  step.work = std::move(work);
+  guarded([&] { device.streams->submit(current_stream(device.index), std::move(step)); });
+}
+
+}  // namespace openspyre::device
