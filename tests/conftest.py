@@ -1,0 +1,65 @@
+"""What all tests share: a clean child interpreter and the hypothesis profile."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+
+import hypothesis
+import pytest
+
+from openspyre.env import VARIABLES
+
+# Shared machines pause at times: a slow example is no finding, and no test judges time.
+hypothesis.settings.register_profile(
+    "openspyre",
+    deadline=None,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+    print_blob=True,
+)
+hypothesis.settings.load_profile("openspyre")
+
+RunPython = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+def clean_environment(env: Mapping[str, str] | None = None) -> dict[str, str]:
+    """os.environ without any variable that OpenSpyre reads, then `env` on top."""
+    clean = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in VARIABLES
+        and not name.startswith("OPENSPYRE_")
+        and name != "TORCH_DEVICE_BACKEND_AUTOLOAD"
+    }
+    return {**clean, **(env or {})}
+
+
+@pytest.fixture
+def run_python() -> RunPython:
+    """`run_python(code, env=None, *, check=True, timeout=120)` runs `code` in a fresh interpreter.
+
+    The child sees none of the parent's OpenSpyre variables, only those of `env`. With `check` a
+    non-zero exit fails the test and shows the child's output. Returns the CompletedProcess.
+    """
+
+    def run(
+        code: str,
+        env: Mapping[str, str] | None = None,
+        *,
+        check: bool = True,
+        timeout: float = 120,
+    ) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            env=clean_environment(env),
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+        )
+        if check and done.returncode != 0:
+            pytest.fail(f"child exited {done.returncode}\n{done.stdout}\n{done.stderr}")
+        return done
+
+    return run
