@@ -79,6 +79,11 @@ class Runtime {
   void set_numerics(const machine::Numerics& numerics);
   bool execute() const noexcept;
 
+  DeviceState state(int index);          // NotInitialized before the start; never starts anything
+  // Brings the memory words and the heartbeat of the statistics page up to date. Submissions and
+  // waits call it, at most every 100 ms.
+  void refresh_stats() noexcept;
+
   bool in_forked_child() const noexcept;
   void shutdown() noexcept;                // idempotent
   StatsPage* stats_page() const noexcept;  // null before the start

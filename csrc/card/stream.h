@@ -188,8 +188,9 @@ class DeviceStreams {
   int device() const;
 
   // --- for the runtime
-  // Statistics words of this device, kept up to date from now on; null stops.
-  void attach_stats(StatsDevice* words);
+  // Statistics words of this device, kept up to date from now on; null stops. `refresh` is called
+  // after submissions and waits, with no lock held and at most every 100 ms.
+  void attach_stats(StatsDevice* words, std::function<void()> refresh = {});
   // Waits until all streams are quiet; work that can never run is cancelled (code Shutdown).
   void drain() noexcept;
   // True on a thread that executes a step's work, where host waits raise Deadlock.
