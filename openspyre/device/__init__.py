@@ -1,0 +1,186 @@
+"""What `torch.spyre` is: the device module of OpenSpyre, in the shape of torch.cuda.
+
+One subject a submodule: devices, streams, memory, random, numerics, layouts, safetensors,
+synthetic. The most used names stand here. Importing it starts nothing; the first use of a device
+does (`is_initialized`).
+"""
+
+from __future__ import annotations
+
+from openspyre._C import BadToken, Deadlock, ForkedChild, NoBacking, StreamFailure
+from openspyre.device import (
+    devices,
+    layouts,
+    memory,
+    numerics,
+    random,
+    safetensors,
+    streams,
+    synthetic,
+)
+from openspyre.device.devices import (
+    DeviceProperties,
+    _is_in_bad_fork,
+    _lazy_init,
+    can_device_access_peer,
+    current_device,
+    device,
+    device_count,
+    device_of,
+    get_amp_supported_dtype,
+    get_device_capability,
+    get_device_name,
+    get_device_properties,
+    init,
+    is_available,
+    is_initialized,
+    set_device,
+    synchronize,
+)
+from openspyre.device.layouts import empty, layout_of, to_layout
+from openspyre.device.memory import (
+    empty_cache,
+    empty_host_cache,
+    fragmentation,
+    get_memory_info,
+    host_memory_stats,
+    max_memory_allocated,
+    max_memory_reserved,
+    mem_get_info,
+    memory_allocated,
+    memory_reserved,
+    memory_snapshot,
+    memory_stats,
+    memory_summary,
+    reset_accumulated_memory_stats,
+    reset_peak_memory_stats,
+)
+from openspyre.device.random import (
+    default_generators,
+    fork_rng,
+    get_rng_state,
+    get_rng_state_all,
+    initial_seed,
+    manual_seed,
+    manual_seed_all,
+    seed,
+    seed_all,
+    set_rng_state,
+    set_rng_state_all,
+)
+from openspyre.device.streams import (
+    Event,
+    SpyreDeviceState,
+    SpyreStreamError,
+    Stream,
+    StreamContext,
+    current_stream,
+    default_stream,
+    get_device_state,
+    host_compute_stream,
+    reset_stream,
+    set_stream,
+    stream,
+    stream_get_error,
+    stream_get_error_string,
+)
+from openspyre.ops.fallback import (
+    FallbackReport,
+    FallbackRow,
+    fallback,
+    fallback_policy,
+    fallback_report,
+    reset_fallback_report,
+)
+
+__all__ = [
+    "BadToken",
+    "Deadlock",
+    "DeviceProperties",
+    "Event",
+    "FallbackReport",
+    "FallbackRow",
+    "ForkedChild",
+    "NoBacking",
+    "SpyreDeviceState",
+    "SpyreStreamError",
+    "Stream",
+    "StreamContext",
+    "StreamFailure",
+    "can_device_access_peer",
+    "current_device",
+    "current_stream",
+    "default_generators",
+    "default_stream",
+    "device",
+    "device_count",
+    "device_of",
+    "devices",
+    "empty",
+    "empty_cache",
+    "empty_host_cache",
+    "fallback",
+    "fallback_policy",
+    "fallback_report",
+    "fork_rng",
+    "fragmentation",
+    "get_amp_supported_dtype",
+    "get_device_capability",
+    "get_device_name",
+    "get_device_properties",
+    "get_device_state",
+    "get_memory_info",
+    "get_rng_state",
+    "get_rng_state_all",
+    "host_compute_stream",
+    "host_memory_stats",
+    "init",
+    "initial_seed",
+    "is_available",
+    "is_initialized",
+    "layout_of",
+    "layouts",
+    "manual_seed",
+    "manual_seed_all",
+    "max_memory_allocated",
+    "max_memory_reserved",
+    "mem_get_info",
+    "memory",
+    "memory_allocated",
+    "memory_reserved",
+    "memory_snapshot",
+    "memory_stats",
+    "memory_summary",
+    "numerics",
+    "random",
+    "reset_accumulated_memory_stats",
+    "reset_fallback_report",
+    "reset_peak_memory_stats",
+    "reset_stream",
+    "safetensors",
+    "seed",
+    "seed_all",
+    "set_device",
+    "set_rng_state",
+    "set_rng_state_all",
+    "set_stream",
+    "stream",
+    "stream_get_error",
+    "stream_get_error_string",
+    "streams",
+    "synchronize",
+    "synthetic",
+    "to_layout",
+]
+
+# Names that torch itself looks for.
+_ = (_is_in_bad_fork, _lazy_init)
+
+
+def _register() -> None:
+    """Registers this module as torch.spyre; the caller is openspyre._load. Re-entrant."""
+    import sys
+
+    from openspyre.device import registration
+
+    registration.register(sys.modules[__name__])
