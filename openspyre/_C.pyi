@@ -1,9 +1,10 @@
 """The extension module: the torch-free runtime. Private; the public names are torch.spyre.*."""
 
-from collections.abc import Buffer
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
 
 class StreamFailure(torch.AcceleratorError):
     code: int

@@ -5,7 +5,24 @@ synthetic. The most used names stand here. Importing it starts nothing; the firs
 does (`is_initialized`).
 """
 
+# ruff: noqa: E402
 from __future__ import annotations
+
+
+def _register() -> None:
+    """Registers this module as torch.spyre; the caller is openspyre._load. Re-entrant.
+
+    Defined before torch is imported: when a program imports this package first, torch's autoload
+    comes back here in the middle of it.
+    """
+    import sys
+
+    from openspyre.device import registration
+
+    registration.register(sys.modules[__name__])
+
+
+import torch as _torch  # noqa: F401  (its libraries must be loaded before the extension)
 
 from openspyre._C import BadToken, Deadlock, ForkedChild, NoBacking, StreamFailure
 from openspyre.device import (
@@ -175,12 +192,3 @@ __all__ = [
 
 # Names that torch itself looks for.
 _ = (_is_in_bad_fork, _lazy_init)
-
-
-def _register() -> None:
-    """Registers this module as torch.spyre; the caller is openspyre._load. Re-entrant."""
-    import sys
-
-    from openspyre.device import registration
-
-    registration.register(sys.modules[__name__])

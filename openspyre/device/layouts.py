@@ -50,7 +50,9 @@ def empty(
 
     Raises ValueError when the layout has another number of elements or another format than dtype.
     """
-    shape = tuple(size[0]) if len(size) == 1 and isinstance(size[0], Sequence) else size
+    shape: list[int] = []
+    for item in size:
+        shape += item if isinstance(item, Sequence) else (item,)
     where = torch.device("spyre", device_index(device))
     kind = torch.get_default_dtype() if dtype is None else dtype
     if layout is None:

@@ -12,6 +12,10 @@ import sys
 from types import ModuleType
 
 import torch
+from torch.utils.backend_registration import (
+    generate_methods_for_privateuse1_backend,
+    rename_privateuse1_backend,
+)
 
 from openspyre import _C, env
 
@@ -48,11 +52,11 @@ def register(module: ModuleType) -> None:
     _configuration = env.configuration()
     _C.configure(_configuration.runtime())
     _apply(_configuration)
-    torch.utils.rename_privateuse1_backend(NAME)
+    rename_privateuse1_backend(NAME)
     torch._register_device_module(NAME, module)
     for name in SUBMODULES:
         sys.modules[f"torch.{NAME}.{name}"] = importlib.import_module(f"{module.__name__}.{name}")
-    torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)
+    generate_methods_for_privateuse1_backend(for_storage=True)
     _registered = True
 
 
