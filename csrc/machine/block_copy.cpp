@@ -83,6 +83,30 @@ void transpose8x8_16(const std::byte* src, int64_t src_pitch, std::byte* dst, in
   }
 }
 
+__m128i load64(const std::byte* at) {
+  return _mm_loadl_epi64(reinterpret_cast<const __m128i*>(at));
+}
+void store_halves(std::byte* low, std::byte* high, __m128i value) {
+  _mm_storel_epi64(reinterpret_cast<__m128i*>(low), value);
+  _mm_storel_epi64(reinterpret_cast<__m128i*>(high), _mm_unpackhi_epi64(value, value));
+}
+
+void transpose8x8_8(const std::byte* src, int64_t src_pitch, std::byte* dst, int64_t dst_pitch) {
+  __m128i r[4], s[4];
+  for (int i = 0; i < 4; ++i)
+    r[i] =
+        _mm_unpacklo_epi8(load64(src + 2 * i * src_pitch), load64(src + (2 * i + 1) * src_pitch));
+  for (int i = 0; i < 2; ++i) {
+    s[2 * i] = _mm_unpacklo_epi16(r[2 * i], r[2 * i + 1]);
+    s[2 * i + 1] = _mm_unpackhi_epi16(r[2 * i], r[2 * i + 1]);
+  }
+  for (int i = 0; i < 2; ++i) {
+    std::byte* to = dst + 4 * i * dst_pitch;
+    store_halves(to, to + dst_pitch, _mm_unpacklo_epi32(s[i], s[i + 2]));
+    store_halves(to + 2 * dst_pitch, to + 3 * dst_pitch, _mm_unpackhi_epi32(s[i], s[i + 2]));
+  }
+}
+
 void transpose4x4_32(const std::byte* src, int64_t src_pitch, std::byte* dst, int64_t dst_pitch) {
   __m128i r[4], s[4];
   for (int i = 0; i < 4; ++i) r[i] = load128(src + i * src_pitch);
@@ -148,15 +172,17 @@ void transpose(const std::byte* src, int64_t src_pitch, std::byte* dst, int64_t 
   // Whole blocks with vectors, what is left over (right, then below) element by element.
   int64_t p_done = 0, q_done = 0;
 #if OPENSPYRE_SSE2
-  if (width == 2 || width == 4) {
-    const int64_t block = width == 2 ? 8 : 4;
+  if (width <= 4) {
+    const int64_t block = width == 4 ? 4 : 8;
     p_done = np / block * block;
     q_done = nq / block * block;
     for (int64_t q = 0; q < q_done; q += block) {
       for (int64_t p = 0; p < p_done; p += block) {
         const std::byte* from = src + p * src_pitch + q * width;
         std::byte* to = dst + q * dst_pitch + p * width;
-        if (width == 2)
+        if (width == 1)
+          transpose8x8_8(from, src_pitch, to, dst_pitch);
+        else if (width == 2)
           transpose8x8_16(from, src_pitch, to, dst_pitch);
         else
           transpose4x4_32(from, src_pitch, to, dst_pitch);
