@@ -1,0 +1,124 @@
+"""One ModuleInfo against the CPU: forward, buffers, gradients of parameters and inputs."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+from .compare import FLOAT32, Mismatch, compare_values, reduction_factor
+from .operators import Recorder
+from .placement import relocate, seed
+from .runs import Run
+from .target import Target
+
+
+def examine_module(info: Any, run: Run, target: Target) -> Recorder:
+    """Every module input of `info`, in training and (where it differs) evaluation mode."""
+    record = Recorder()
+    for training in (True, False) if info.train_and_eval_differ else (True,):
+        seed(4321)
+        inputs = info.module_inputs_func(
+            info,
+            device="cpu",
+            dtype=getattr(torch, run.dtype),
+            requires_grad=True,
+            training=training,
+        )
+        for index, case in enumerate(inputs):
+            if case.forward_input is not None:
+                what = f"{'train' if training else 'eval'} {index} {case.desc}".strip()
+                _examine_case(info, case, what, training, target, record)
+    return record
+
+
+def _examine_case(
+    info: Any, case: Any, what: str, training: bool, target: Target, record: Recorder
+) -> None:
+    args, kwargs = case.forward_input.args, case.forward_input.kwargs
+    try:
+        module = info.module_cls(*case.constructor_input.args, **case.constructor_input.kwargs)
+        module.train(training)
+        if info.is_lazy:
+            with torch.no_grad():
+                module(*args, **kwargs)
+        twin = copy.deepcopy(module)
+        inputs = tree_map(lambda x: _place(x, None), (args, kwargs))
+        state = torch.get_rng_state()
+        expected = module(*inputs[0], **inputs[1])
+        draws = not torch.equal(state, torch.get_rng_state())
+        wanted = _gradients(module, inputs, expected)
+    except Exception:
+        return  # what the CPU cannot run is no reference
+
+    def run_on_device() -> None:
+        placed = twin.to(target.device)
+        for name, tensor in placed.state_dict().items():
+            if isinstance(tensor, Tensor) and tensor.device.type != target.device.type:
+                raise Mismatch(f"{name} stayed on {tensor.device} after Module.to")
+        mine = tree_map(lambda x: _place(x, target.device), (args, kwargs))
+        actual = placed(*mine[0], **mine[1])
+        target.synchronize()
+        sizes = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+        _same(actual, expected, sizes, target, not draws, "result")
+        _same(
+            [b for _, b in placed.named_buffers()],
+            [b for _, b in module.named_buffers()],
+            sizes,
+            target,
+            not draws,
+            "buffer",
+        )
+        if wanted is not None:
+            found = _gradients(placed, mine, actual)
+            target.synchronize()
+            _same(found, wanted, sizes, target, not draws, "gradient")
+
+    record.check(what, run_on_device)
+
+
+def _place(value: Any, device: torch.device | None) -> Any:
+    """A twin of `value` on `device` (None: a copy on the CPU)."""
+    if not isinstance(value, Tensor):
+        return value
+    new = relocate(value, lambda t: t.clone() if device is None else t.to(device, copy=True))
+    if isinstance(value, nn.Parameter):
+        return nn.Parameter(new, requires_grad=value.requires_grad)
+    return new.requires_grad_(value.requires_grad)
+
+
+def _gradients(module: nn.Module, inputs: Any, result: Any) -> list[Tensor | None] | None:
+    leaves = [*module.parameters(), *(t for t in tree_leaves(inputs) if isinstance(t, Tensor))]
+    leaves = [t for t in leaves if t.requires_grad]
+    outputs = [t for t in tree_leaves(result) if isinstance(t, Tensor) and t.requires_grad]
+    if not leaves or not outputs:
+        return None
+    ones = [torch.ones_like(t) for t in outputs]
+    return list(torch.autograd.grad(outputs, leaves, ones, allow_unused=True))
+
+
+def _same(
+    actual: Any, expected: Any, sizes: list[Tensor], target: Target, values: bool, what: str
+) -> None:
+    mine, theirs = tree_leaves(actual), tree_leaves(expected)
+    if len(mine) != len(theirs):
+        raise Mismatch(f"{what}: {len(mine)} leaves, wanted {len(theirs)}")
+    for number, (got, want) in enumerate(zip(mine, theirs, strict=True)):
+        if not isinstance(want, Tensor):
+            continue
+        where = f"{what} {number}"
+        if not isinstance(got, Tensor):
+            raise Mismatch(f"{where}: {got!r}, wanted a tensor")
+        # PackedSequence.batch_sizes is a CPU tensor on every device.
+        if got.device.type != target.device.type and want.dtype != torch.int64:
+            raise Mismatch(f"{where}: on {got.device}, wanted {target.device}")
+        if (got.shape, got.dtype) != (want.shape, want.dtype):
+            raise Mismatch(
+                f"{where}: {tuple(got.shape)} {got.dtype}, wanted {tuple(want.shape)} {want.dtype}"
+            )
+        if values:
+            factor = max(1.0, reduction_factor(sizes, want))
+            compare_values(got, want, FLOAT32.scaled(2 * factor), where)

@@ -1,0 +1,45 @@
+"""The device under test, as the harness sees it.
+
+``cpu`` is a stand-in: the harness compares the CPU with itself, which tests the harness. Names of
+`torch.spyre` are used here and nowhere else in the harness.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+
+from .runs import Run
+
+
+class Target:
+    """A device, with the numerics of a run chosen before its first tensor."""
+
+    def __init__(self, device: str, run: Run, fallback: str) -> None:
+        self.device = torch.device(device)
+        self._spyre = self.device.type == "spyre"
+        if self._spyre:
+            torch.spyre.fallback(fallback)
+            if run.numerics is not None:
+                torch.spyre.numerics.set_mode(run.numerics)
+        elif fallback != "allow":
+            raise ValueError(f"a fallback policy needs the device spyre, not {device}")
+
+    def fallback_calls(self) -> int:
+        """Fallback calls since the process started; 0 on the stand-in."""
+        return torch.spyre.fallback_report().calls if self._spyre else 0
+
+    @contextlib.contextmanager
+    def silent(self) -> Iterator[None]:
+        """Inside, fallback is allowed whatever the run's policy: preparing inputs is not the op."""
+        if self._spyre:
+            with torch.spyre.fallback("allow"):
+                yield
+        else:
+            yield
+
+    def synchronize(self) -> None:
+        if self._spyre:
+            torch.accelerator.synchronize(self.device)
