@@ -1,6 +1,7 @@
 // The worker pool: every index once, the budget, nesting, errors, posting, fork and shutdown.
 //
-// Pool::get() is one per process; each test starts from a fresh one (see `fresh`).
+// Pool::get() is one per process and other subjects' tests use it too: each test here works on a
+// fresh one and leaves an open one with the former budget behind (see `FreshPool`).
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -20,13 +21,22 @@ using openspyre::machine::Pool;
 
 namespace {
 
-Pool& fresh(int budget) {  // joins whatever the last test left, then begins anew
-  Pool& pool = Pool::get();
-  pool.shutdown();
-  pool.abandon();
-  pool.set_threads(budget);
-  return pool;
-}
+class FreshPool {
+ public:
+  explicit FreshPool(int budget) : before_(Pool::get().threads()) { renew(budget); }
+  ~FreshPool() { renew(before_); }
+  FreshPool(const FreshPool&) = delete;
+  FreshPool& operator=(const FreshPool&) = delete;
+  operator Pool&() const { return Pool::get(); }
+
+ private:
+  static void renew(int budget) {
+    Pool::get().shutdown();
+    Pool::get().abandon();
+    Pool::get().set_threads(budget);
+  }
+  const int before_;
+};
 
 class Latch {  // counts down to zero; wait() is passive
  public:
@@ -50,7 +60,8 @@ class Latch {  // counts down to zero; wait() is passive
 
 TEST(every_index_is_visited_once_in_chunks_of_at_least_the_grain) {
   for (int budget : {1, 2, 3, 8}) {
-    Pool& pool = fresh(budget);
+    const FreshPool only(budget);
+    Pool& pool = only;
     for (int64_t n : {0, 1, 2, 31, 64, 100, 1000, 4097}) {
       for (int64_t grain : {1, 7, 64, 5000}) {
         std::vector<std::atomic<int>> seen(size_t(n) + 1);
@@ -68,7 +79,8 @@ TEST(every_index_is_visited_once_in_chunks_of_at_least_the_grain) {
 }
 
 TEST(a_huge_range_does_not_overflow) {
-  Pool& pool = fresh(4);
+  const FreshPool only(4);
+  Pool& pool = only;
   std::atomic<int64_t> total{0};
   const int64_t n = INT64_MAX - 5;
   pool.parallel_for(n, 1, [&](int64_t begin, int64_t end) { total += end - begin; });
@@ -76,7 +88,8 @@ TEST(a_huge_range_does_not_overflow) {
 }
 
 TEST(a_negative_range_and_a_grain_below_one_are_harmless) {
-  Pool& pool = fresh(2);
+  const FreshPool only(2);
+  Pool& pool = only;
   int calls = 0;
   pool.parallel_for(-3, 1, [&](int64_t, int64_t) { ++calls; });
   CHECK_EQ(calls, 0);
@@ -86,7 +99,8 @@ TEST(a_negative_range_and_a_grain_below_one_are_harmless) {
 }
 
 TEST(a_budget_of_one_starts_no_thread_and_stays_on_the_caller) {
-  Pool& pool = fresh(1);
+  const FreshPool only(1);
+  Pool& pool = only;
   const auto self = std::this_thread::get_id();
   bool elsewhere = false;
   pool.parallel_for(1000, 1,
@@ -96,7 +110,8 @@ TEST(a_budget_of_one_starts_no_thread_and_stays_on_the_caller) {
 }
 
 TEST(the_workers_take_part) {
-  Pool& pool = fresh(3);
+  const FreshPool only(3);
+  Pool& pool = only;
   // Three chunks that wait for each other end only if three threads run them at once.
   std::atomic<int> arrived{0};
   std::mutex mutex;
@@ -114,7 +129,8 @@ TEST(the_workers_take_part) {
 }
 
 TEST(nested_loops_from_many_threads_end) {
-  Pool& pool = fresh(3);
+  const FreshPool only(3);
+  Pool& pool = only;
   std::atomic<int64_t> total{0};
   std::vector<std::thread> callers;
   for (int t = 0; t < 4; ++t) {
@@ -138,7 +154,8 @@ TEST(nested_loops_from_many_threads_end) {
 
 TEST(the_first_failing_chunk_is_rethrown_after_all_chunks_ended) {
   for (int budget : {1, 3}) {
-    Pool& pool = fresh(budget);
+    const FreshPool only(budget);
+    Pool& pool = only;
     std::atomic<int64_t> visited{0};
     std::string message;
     try {
@@ -159,7 +176,8 @@ TEST(the_first_failing_chunk_is_rethrown_after_all_chunks_ended) {
 }
 
 TEST(posted_tasks_run_on_a_worker_in_order_even_with_a_budget_of_one) {
-  Pool& pool = fresh(1);
+  const FreshPool only(1);
+  Pool& pool = only;
   const auto self = std::this_thread::get_id();
   std::vector<int> order;  // one worker: no two tasks at once
   bool on_caller = false;
@@ -178,7 +196,8 @@ TEST(posted_tasks_run_on_a_worker_in_order_even_with_a_budget_of_one) {
 }
 
 TEST(a_posted_task_may_loop_and_post) {
-  Pool& pool = fresh(2);
+  const FreshPool only(2);
+  Pool& pool = only;
   std::atomic<int64_t> total{0};
   Latch latch(2);
   pool.post([&] {
@@ -194,7 +213,8 @@ TEST(a_posted_task_may_loop_and_post) {
 }
 
 TEST(a_posted_task_that_throws_kills_nothing) {
-  Pool& pool = fresh(2);
+  const FreshPool only(2);
+  Pool& pool = only;
   Latch latch(1);
   pool.post([] { throw std::runtime_error("on purpose, by test_pool"); });
   pool.post([&] { latch.hit(); });
@@ -202,7 +222,8 @@ TEST(a_posted_task_that_throws_kills_nothing) {
 }
 
 TEST(a_loop_ends_while_every_worker_is_busy) {
-  Pool& pool = fresh(2);
+  const FreshPool only(2);
+  Pool& pool = only;
   Latch release(1), ended(1);
   pool.post([&] {
     release.wait();
@@ -216,7 +237,8 @@ TEST(a_loop_ends_while_every_worker_is_busy) {
 }
 
 TEST(the_budget_can_shrink_and_grow_while_work_runs) {
-  Pool& pool = fresh(4);
+  const FreshPool only(4);
+  Pool& pool = only;
   std::atomic<bool> stop{false};
   std::thread changer([&] {
     for (int i = 0; i < 200; ++i) pool.set_threads(1 + i % 5);
@@ -236,14 +258,16 @@ TEST(the_budget_can_shrink_and_grow_while_work_runs) {
 }
 
 TEST(a_budget_below_one_is_refused_and_changes_nothing) {
-  Pool& pool = fresh(2);
+  const FreshPool only(2);
+  Pool& pool = only;
   CHECK_THROWS(pool.set_threads(0), std::invalid_argument);
   CHECK_THROWS(pool.set_threads(-4), std::invalid_argument);
   CHECK_EQ(pool.threads(), 2);
 }
 
 TEST(shutdown_runs_what_is_queued_and_later_calls_run_inline) {
-  Pool& pool = fresh(3);
+  const FreshPool only(3);
+  Pool& pool = only;
   std::atomic<int> ran{0};
   for (int i = 0; i < 100; ++i) pool.post([&] { ++ran; });
   pool.shutdown();
@@ -261,7 +285,8 @@ TEST(shutdown_runs_what_is_queued_and_later_calls_run_inline) {
 }
 
 TEST(shutdown_from_a_worker_is_refused) {
-  Pool& pool = fresh(2);
+  const FreshPool only(2);
+  Pool& pool = only;
   std::atomic<bool> refused{false};
   Latch latch(1);
   pool.post([&] {
@@ -278,7 +303,8 @@ TEST(shutdown_from_a_worker_is_refused) {
 
 #if !defined(__SANITIZE_THREAD__)  // ThreadSanitizer cannot start threads after such a fork
 TEST(a_fork_child_that_abandons_works_anew) {
-  Pool& pool = fresh(3);
+  const FreshPool only(3);
+  Pool& pool = only;
   Latch release(1), busy(1);
   pool.post([&] {  // a worker is in the middle of something
     busy.hit();
