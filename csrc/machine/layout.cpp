@@ -297,6 +297,10 @@ void Layout::finish() {
         fail(host_size_, format_,
              map_text + " do not nest: host stride " + std::to_string(digits[end].step) +
                  " is no multiple of " + std::to_string(start));
+      if (numel_ % start)
+        fail(host_size_, format_,
+             map_text + " do not nest: " + std::to_string(numel_) +
+                 " elements are no multiple of " + std::to_string(start));
       const int64_t top = end < digits.size() ? digits[end].step : numel_;
       LayoutAxis axis{ceil_div(top, start), start, {}};
       for (size_t i = end; i-- > begin;) {

@@ -251,7 +251,6 @@ void poison_pads(std::byte* card, const Layout& layout) {
     stride *= sizes[i];
   }
   const size_t lane = sizes.size() - 1;
-  const int64_t numel = layout.numel();
 
   parallel_bytes(sticks, layout.nbytes(), [&](int64_t begin, int64_t end) {
     std::vector<int64_t> index(layout.axes().size());
@@ -263,7 +262,7 @@ void poison_pads(std::byte* card, const Layout& layout) {
     };
     for (int64_t stick = begin; stick < end; ++stick) {
       std::fill(index.begin(), index.end(), 0);
-      bool valid = numel > 0;
+      bool valid = layout.numel() > 0;
       int64_t rest = stick;
       for (size_t i = lane; i-- > 0 && valid;) {
         const int64_t value = rest % sizes[i];
@@ -273,12 +272,7 @@ void poison_pads(std::byte* card, const Layout& layout) {
         valid = value < role.count;
         if (role.kind == Role::Digit) index[role.axis] += value * role.unit;
       }
-      int64_t linear = 0;
-      for (size_t a = 0; a < index.size() && valid; ++a) {
-        valid = index[a] < layout.axes()[a].size;
-        linear += index[a] * layout.axes()[a].host_stride;
-      }
-      valid &= linear < numel;
+      for (size_t a = 0; a < index.size() && valid; ++a) valid = index[a] < layout.axes()[a].size;
       int64_t lanes = 0;
       if (valid) {
         const Role& role = roles[lane];
@@ -287,10 +281,8 @@ void poison_pads(std::byte* card, const Layout& layout) {
         } else if (role.kind == Role::Synthetic) {
           lanes = 1;
         } else {
-          const LayoutAxis& axis = layout.axes()[role.axis];
-          const int64_t left = axis.size - index[role.axis], step = role.unit * axis.host_stride;
-          lanes = std::min({eps, role.count, (left + role.unit - 1) / role.unit,
-                            (numel - linear + step - 1) / step});
+          const int64_t left = layout.axes()[role.axis].size - index[role.axis];
+          lanes = std::min({eps, role.count, (left + role.unit - 1) / role.unit});
         }
       }
       const int64_t at = stick * eps * bytes;
