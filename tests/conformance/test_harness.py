@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import copy
-import os
 import re
-import signal
-import time
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +14,7 @@ from hypothesis import strategies as st
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.testing._internal.opinfo.core import ErrorInput, SampleInput
 
-from . import gaps, placement
+from . import gaps, moody_worker, placement
 from .compare import FLOAT16_IEEE, FLOAT32, Mismatch, compare_values
 from .operators import Operator, Recorder
 from .pool import Limits, Pool
@@ -196,25 +192,9 @@ def test_what_float16_cannot_hold_is_infinite_and_keeps_its_sign() -> None:
 # --- workers
 
 
-def moody_worker(connection: Connection, run: str, device: str, fallback: str, log: str) -> None:
-    """Stands in for `worker.serve`: does what the name says."""
-    connection.send(["good 1", "crash", "good 2", "hang", "glut", "good 3"])
-    while (name := connection.recv()) is not None:
-        if name == "crash":
-            Path(log).write_text("the last words\n")
-            os.kill(os.getpid(), signal.SIGSEGV)
-        if name == "hang":
-            time.sleep(600)
-        if name == "glut":
-            glut = b"x" * (600 << 20)
-            assert glut
-            time.sleep(600)
-        connection.send(Report(name, "native", checks=1))
-
-
 def test_pt32_a_worker_that_crashes_hangs_or_eats_memory_costs_one_entry() -> None:
-    limits = Limits(seconds=6, memory_mb=300 + 0, recycle_mb=10_000)
-    pool = Pool("float32", "cpu", "allow", 2, limits, serve=moody_worker)
+    limits = Limits(seconds=6, memory_mb=300, recycle_mb=10_000)
+    pool = Pool("float32", "cpu", "allow", 2, limits, serve=moody_worker.serve)
     reports = {r.name: r for r in pool.sweep(lambda names: names)}
     assert {n: r.status for n, r in reports.items()} == {
         "good 1": "native",
