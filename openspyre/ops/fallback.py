@@ -114,9 +114,8 @@ class FallbackReport:
 def fallback_report() -> FallbackReport:
     """What fell back since the start or the last `reset_fallback_report`. Bytes are host bytes."""
     rows = []
-    for operation, calls, to_host, to_device, *notes in _C.fallback_counts():
-        texts = tuple(notes[0]) if notes else ()
-        rows.append(FallbackRow(operation, calls, to_host, to_device, texts))
+    for operation, calls, to_host, to_device, notes in _C.fallback_counts():
+        rows.append(FallbackRow(operation, calls, to_host, to_device, tuple(notes)))
     rows.sort(key=lambda row: (-row.bytes, -row.calls, row.operation))
     return FallbackReport(tuple(rows))
 
