@@ -282,7 +282,8 @@ at::Tensor copy_from(const at::Tensor& self, const at::Tensor& dst, bool non_blo
   }
   if (src.is_privateuseone() && dst.is_privateuseone()) {
     // A cast on the card is a computation.
-    FallbackScope scope("aten::copy_", {src}, dst);
+    FallbackScope scope("aten::copy_", {src});
+    scope.moved_to_device(dst);
     const at::Tensor host = to_host(src).resolve_conj().resolve_neg().to(dst.scalar_type());
     from_host(host, dst);
     return dst;
