@@ -121,4 +121,5 @@ def _same(
             )
         if values:
             factor = max(1.0, reduction_factor(sizes, want))
-            compare_values(got, want, FLOAT32.scaled(2 * factor), where)
+            with target.aside():
+                compare_values(got, want, FLOAT32.scaled(2 * factor), where)

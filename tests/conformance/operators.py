@@ -76,7 +76,7 @@ class Operator:
         self.record = Recorder()
 
     def examine(self) -> Recorder:
-        with self.target.silent():
+        with self.target.aside():
             cases = list(
                 twins_of(
                     self.op,
@@ -130,14 +130,14 @@ class Operator:
         self, index: int, reference: Any, placed: Any, expected: Any, actual: Any, values: bool
     ) -> None:
         try:
-            wanted = _gradients(reference, expected)
+            wanted = _gradients(reference, expected, self.target)
         except Exception:
             return
         if wanted is None:
             return
 
         def backward() -> None:
-            found = _gradients(placed, actual)
+            found = _gradients(placed, actual, self.target)
             self.target.synchronize()
             if found is None:
                 raise Mismatch("no output requires a gradient")
@@ -245,7 +245,7 @@ class Operator:
     def _write_out(
         self, kind: str, reference: Any, placed: Any, plain: Any, cpu_out: Any, values: bool
     ) -> None:
-        with self.target.silent():
+        with self.target.aside():
             out = _destinations(plain, kind, self.target.device, self._narrow)
         strides = [t.stride() for t in _tensors(out)]
         with torch.no_grad():
@@ -269,7 +269,7 @@ class Operator:
         except Exception:
             return
         try:
-            with self.target.silent():
+            with self.target.aside():
                 mine = list(self.op.error_inputs(str(self.target.device)))
         except Exception as error:
             self.record.fail("building the error inputs", error)
@@ -363,7 +363,8 @@ class Operator:
             factor = reduction_factor(tensors_of(reference), want)
             # Cotangents are ones: terms of that size may cancel in a gradient.
             scale = 1.0 if gradient else 0.0
-            compare_values(got, want, self.tolerance.scaled(factor), what, scale)
+            with self.target.aside():
+                compare_values(got, want, self.tolerance.scaled(factor), what, scale)
 
     def _narrow(self, dtype: torch.dtype) -> torch.dtype:
         """The dtype under test that stands where the reference has `dtype`."""
@@ -387,7 +388,7 @@ class Operator:
         return detector.drawn
 
     def _build(self, maker: Callable[..., Any], requires_grad: bool = True) -> Any:
-        with self.target.silent():
+        with self.target.aside():
             return maker(requires_grad=requires_grad)
 
     @staticmethod
@@ -419,7 +420,7 @@ def _seeds_itself(op: Any) -> bool:
     )
 
 
-def _gradients(sample: Any, result: Any) -> list[Tensor | None] | None:
+def _gradients(sample: Any, result: Any, target: Target) -> list[Tensor | None] | None:
     """d(sum of outputs)/d(inputs), cotangents of ones; None where nothing is differentiable."""
     inputs = [t for t in tensors_of(sample) if t.requires_grad]
     outputs = [
@@ -429,8 +430,8 @@ def _gradients(sample: Any, result: Any) -> list[Tensor | None] | None:
     ]
     if not inputs or not outputs:
         return None
-    ones = [torch.ones_like(t) for t in outputs]
-    # Views of the result are written to later: gradients must not alias them.
+    with target.aside():
+        ones = [torch.ones_like(t) for t in outputs]
     found = torch.autograd.grad(outputs, inputs, ones, allow_unused=True)
     return list(found)
 

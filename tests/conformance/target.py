@@ -19,6 +19,7 @@ class Target:
 
     def __init__(self, device: str, run: Run, fallback: str) -> None:
         self.device = torch.device(device)
+        self._ignored = 0
         self._spyre = self.device.type == "spyre"
         if self._spyre:
             torch.spyre.fallback(fallback)
@@ -28,17 +29,24 @@ class Target:
             raise ValueError(f"a fallback policy needs the device spyre, not {device}")
 
     def fallback_calls(self) -> int:
-        """Fallback calls since the process started; 0 on the stand-in."""
+        """Fallback calls so far outside `aside`; 0 on the stand-in."""
+        return self._calls() - self._ignored
+
+    def _calls(self) -> int:
         return torch.spyre.fallback_report().calls if self._spyre else 0
 
     @contextlib.contextmanager
-    def silent(self) -> Iterator[None]:
-        """Inside, fallback is allowed whatever the run's policy: preparing inputs is not the op."""
-        if self._spyre:
+    def aside(self) -> Iterator[None]:
+        """Inside, a fallback is allowed and not counted: preparing and comparing is not the op."""
+        if not self._spyre:
+            yield
+            return
+        before = self._calls()
+        try:
             with torch.spyre.fallback("allow"):
                 yield
-        else:
-            yield
+        finally:
+            self._ignored += self._calls() - before
 
     def synchronize(self) -> None:
         if self._spyre:
