@@ -236,6 +236,7 @@ Block* DeviceMemory::allocate(uint64_t bytes, uint64_t token_span, int stream, M
     m.drop_block(block);
     std::vector<Impl::Fence> to_record;
     m.retire(*place, {}, frames, to_record);
+    ++m.counters.stats.num_ooms;
     lock.unlock();
     m.record(to_record);
     throw OutOfMemory("spyre:" + std::to_string(m.device) + " has no token for " +

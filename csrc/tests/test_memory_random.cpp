@@ -317,6 +317,117 @@ TEST(random_poisoned_places_are_reused_only_behind_markers) {
   exact_streams(FunctionKind::PF, false, true, 12, 10000);
 }
 
+// Everything at once: two tenants of one card, all memory types, chunks, new homes, returned
+// regions, history, hooks that fail now and then. After every few steps all invariants must hold.
+static void soup(FunctionKind kind, bool exact, unsigned seed) {
+  MemoryConfig config = small_card(kind, exact);
+  config.max_handles = 6;
+  auto card = std::make_shared<PhysicalMemory>(24 * kMiB, true);
+  std::array<std::unique_ptr<DeviceMemory>, 2> tenants;
+  std::array<Streams, 2> streams;
+  std::mt19937 random(seed);
+  for (int t = 0; t < 2; ++t) {
+    config.guard = t == 1;
+    tenants[t] = std::make_unique<DeviceMemory>(t, card, config);
+    MemoryHooks hooks = streams[t].hooks();
+    hooks.record_marker = [&, t](int stream) -> uint64_t {
+      if (random() % 16 == 0) throw std::runtime_error("the stream is in error");
+      return streams[t].end[stream].load();
+    };
+    hooks.synchronize = [&, t] {
+      if (random() % 16 == 0) throw std::runtime_error("interrupted");
+      streams[t].finish();
+    };
+    hooks.frames = [] { return std::make_shared<int>(1); };
+    tenants[t]->set_hooks(hooks);
+    tenants[t]->record_history(true, 100);
+  }
+  std::array<std::vector<Block*>, 2> held;
+  std::array<std::vector<CompositeAddress>, 2> chunks;
+  int refused = 0, interrupted = 0;
+  auto pick = [&](auto& list) {
+    std::swap(list[random() % list.size()], list.back());
+    return list.back();
+  };
+  for (int i = 0; i < 20000; ++i) {
+    int t = static_cast<int>(random() % 2);
+    DeviceMemory& memory = *tenants[t];
+    auto& mine = held[t];
+    try {
+      switch (random() % 12) {
+        case 0:
+          chunks[t].push_back(memory.allocate_interleaved(random_size(random), {0, 1, 2}));
+          break;
+        case 1:
+          if (chunks[t].empty()) break;
+          memory.free_composite(pick(chunks[t]));
+          chunks[t].pop_back();
+          break;
+        case 2:
+          if (mine.empty()) break;
+          pick(mine);
+          memory.rehome(mine.back(), 1 + random() % mine.back()->token_span);
+          break;
+        case 3:
+          if (random() % 40 == 0) memory.empty_cache();
+          streams[t].advance(static_cast<int>(random() % kStreams), random() % 40);
+          break;
+        case 4:
+          if (!mine.empty()) memory.record_use(pick(mine), static_cast<int>(random() % kStreams));
+          break;
+        case 5:
+        case 6:
+        case 7:
+          if (mine.empty()) break;
+          memory.free(pick(mine));
+          mine.pop_back();
+          break;
+        default: {
+          int stream = static_cast<int>(random() % kStreams);
+          auto type = static_cast<MemoryType>(std::max(0, static_cast<int>(random() % 6) - 3));
+          uint64_t bytes = random_size(random) << (random() % 3);
+          mine.push_back(memory.allocate(bytes, 2 * bytes, stream, type));
+          streams[t].submit(stream);
+        }
+      }
+    } catch (const OutOfMemory&) {
+      ++refused;
+      for (int k = 0; k < 20 && !mine.empty(); ++k) {
+        memory.free(pick(mine));
+        mine.pop_back();
+      }
+    } catch (const BadToken&) {
+      throw;
+    } catch (const std::runtime_error&) {
+      ++interrupted;
+    }
+    if (i % 61 == 0) {
+      uint64_t reserved = 0;
+      for (auto& tenant : tenants) {
+        tenant->check_invariants();
+        for (const RegionInfo& region : tenant->snapshot().regions) reserved += region.size;
+      }
+      CHECK_EQ(reserved, card->used());
+    }
+  }
+  CHECK(refused > 0 && interrupted > 0);
+  for (int t = 0; t < 2; ++t) {
+    streams[t].finish();
+    for (Block* block : held[t]) tenants[t]->free(block);
+    for (const CompositeAddress& address : chunks[t]) tenants[t]->free_composite(address);
+    tenants[t]->set_hooks({});  // no streams any more: nothing is waited for
+    tenants[t]->empty_cache();
+    tenants[t]->check_invariants();
+    CHECK_EQ(tenants[t]->stats().program_bytes.current, 0);
+    CHECK_EQ(tenants[t]->info().reserved, 0u);
+  }
+  CHECK_EQ(card->used(), 0u);
+}
+TEST(random_soup_of_tenants_types_chunks_and_failing_hooks) {
+  for (bool exact : {false, true})
+    for (FunctionKind kind : {FunctionKind::PF, FunctionKind::VF}) soup(kind, exact, 21 + exact);
+}
+
 // The fast index must not waste: over one random sequence it may not need more than a tenth more
 // reserved memory than exact best fit does.
 TEST(random_fast_fit_stays_close_to_best_fit) {
