@@ -48,7 +48,7 @@ Tensor scaled_mm(const Tensor& self, const Tensor& mat2, const Tensor& scale_a,
               describe(mat2));
   TORCH_CHECK(c10::isFloat8Type(self.scalar_type()) && c10::isFloat8Type(mat2.scalar_type()), kOp,
               ": the operands must be float8, but got ", describe(self), " and ", describe(mat2));
-  const HostCompute quiet({self}, kOp);  // the host's work unseen by autograd and autocast
+  const HostCompute quiet({self}, kOp, scope);  // the host's work unseen by autograd and autocast
   const auto fetch = [&](const Tensor& tensor) {
     TORCH_CHECK(tensor.device() == self.device(),
                 "Expected all tensors to be on the same device, "

@@ -21,9 +21,11 @@ void bind_fallback(py::module_& m) {
   m.def(
       "fallback_counts",
       [] {
-        std::vector<std::tuple<std::string, uint64_t, uint64_t, uint64_t>> rows;
+        using Notes = std::vector<std::string>;
+        std::vector<std::tuple<std::string, uint64_t, uint64_t, uint64_t, Notes>> rows;
         for (const FallbackCount& count : fallback_counts()) {
-          rows.emplace_back(count.op, count.calls, count.bytes_to_host, count.bytes_to_device);
+          rows.emplace_back(count.op, count.calls, count.bytes_to_host, count.bytes_to_device,
+                            count.widened ? Notes{"16-bit operands in float32"} : Notes{});
         }
         return rows;
       },

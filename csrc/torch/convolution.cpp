@@ -23,7 +23,7 @@ Tensor convolution(const Tensor& input, const Tensor& weight, const std::optiona
                    IntArrayRef output_padding, int64_t groups) {
   const Tensor offset = bias.value_or(Tensor());
   FallbackScope scope("aten::convolution_overrideable", {input, weight, offset});
-  const HostCompute host({input, weight, offset}, "aten::convolution_overrideable");
+  const HostCompute host({input, weight, offset}, "aten::convolution_overrideable", scope);
   const Tensor result = at::convolution(host.in(input), host.in(weight), host.in(offset), stride,
                                         padding, dilation, transposed, output_padding, groups);
   return host.out(result, scope);
@@ -36,7 +36,8 @@ std::tuple<Tensor, Tensor, Tensor> convolution_backward(const Tensor& gradient, 
                                                         int64_t groups,
                                                         std::array<bool, 3> output_mask) {
   FallbackScope scope("aten::convolution_backward_overrideable", {gradient, input, weight});
-  const HostCompute host({gradient, input, weight}, "aten::convolution_backward_overrideable");
+  const HostCompute host({gradient, input, weight}, "aten::convolution_backward_overrideable",
+                         scope);
   // The bias has one element an output channel.
   const int64_t channels = transposed ? weight.size(1) * groups : weight.size(0);
   const auto [for_input, for_weight, for_bias] = at::convolution_backward(

@@ -103,6 +103,7 @@ class Call {
       device_ = c10::Device(kSpyre, static_cast<c10::DeviceIndex>(current_device()));
     FallbackScope scope(*facts_.account, device_.index());
     const bool wide = facts_.wide && choose_wide();
+    if (wide) scope.widened();
     share_aliased_memory(wide, scope);
     for (Slot& slot : slots_) {
       if (!slot.host.defined()) fetch(slot, wide, scope);

@@ -36,6 +36,7 @@ struct FallbackAccount {
   const std::string name;  // "aten::add.out"
   std::atomic<uint64_t> calls{0}, bytes_to_host{0}, bytes_to_device{0};
   std::atomic<bool> listed{false}, warned{false};
+  std::atomic<bool> widened{false};  // a call computed 16-bit operands in float32
 };
 
 // The account of `op`, made at the first request.
@@ -44,6 +45,7 @@ FallbackAccount& fallback_account(const std::string& op);
 struct FallbackCount {
   std::string op;
   uint64_t calls, bytes_to_host, bytes_to_device;
+  bool widened;
 };
 // Operations in the order in which they were first seen; those never called are left out.
 std::vector<FallbackCount> fallback_counts();
@@ -65,6 +67,8 @@ class FallbackScope {
 
   // The device of the statistics, for kernels whose only device tensor is the result.
   void on(c10::Device device) noexcept { device_ = device.index(); }
+  // This call computes 16-bit operands in float32.
+  void widened() noexcept { account_.widened.store(true, std::memory_order_relaxed); }
   void moved_to_host(const at::Tensor& tensor) { to_host_ += bytes_of(tensor); }
   void moved_to_device(const at::Tensor& tensor) { to_device_ += bytes_of(tensor); }
 

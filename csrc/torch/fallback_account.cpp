@@ -77,7 +77,7 @@ std::vector<FallbackCount> fallback_counts() {
   counts.reserve(b.order.size());
   for (const FallbackAccount* account : b.order) {
     counts.push_back({account->name, account->calls.load(), account->bytes_to_host.load(),
-                      account->bytes_to_device.load()});
+                      account->bytes_to_device.load(), account->widened.load()});
   }
   return counts;
 }
@@ -92,6 +92,7 @@ void reset_fallback_counts() {
     account->bytes_to_device = 0;
     account->listed = false;
     account->warned = false;
+    account->widened = false;
   }
 }
 

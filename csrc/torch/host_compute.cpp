@@ -4,7 +4,8 @@
 
 namespace openspyre::device {
 
-HostCompute::HostCompute(std::initializer_list<at::Tensor> operands, const char* op)
+HostCompute::HostCompute(std::initializer_list<at::Tensor> operands, const char* op,
+                         FallbackScope& scope)
     : guard_(c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset) {
   const at::Tensor* first = nullptr;
   for (const at::Tensor& operand : operands) {
@@ -24,6 +25,7 @@ HostCompute::HostCompute(std::initializer_list<at::Tensor> operands, const char*
                 describe(*first), " and ", describe(operand),
                 "; convert one of them with .to(dtype)");
   }
+  if (is_16bit_float(type_)) scope.widened();
 }
 
 }  // namespace openspyre::device

@@ -19,7 +19,7 @@ class HostCompute {
  public:
   // `operands` (undefined ones are skipped) must lie on one device and agree in dtype; the error
   // names `op` and the operand otherwise. 16-bit operands are computed in float32.
-  HostCompute(std::initializer_list<at::Tensor> operands, const char* op);
+  HostCompute(std::initializer_list<at::Tensor> operands, const char* op, FallbackScope& scope);
 
   // The operand on the host; undefined stays undefined.
   at::Tensor in(const at::Tensor& operand) const {

@@ -48,7 +48,7 @@ std::tuple<Tensor, Tensor, Tensor> lstm_cell(const Tensor& input_gates, const Te
   const Tensor bi = input_bias.value_or(Tensor()), bh = hidden_bias.value_or(Tensor());
   FallbackScope scope(kOp, {input_gates, hidden_gates, cx, bi, bh});
   check_gates(kOp, input_gates, hidden_gates, cx, 4);
-  const HostCompute host({input_gates, hidden_gates, cx, bi, bh}, kOp);
+  const HostCompute host({input_gates, hidden_gates, cx, bi, bh}, kOp, scope);
   const auto gates =
       (with_bias(host.in(input_gates), host.in(bi)) + with_bias(host.in(hidden_gates), host.in(bh)))
           .chunk(4, 1);
@@ -67,7 +67,7 @@ std::tuple<Tensor, Tensor, Tensor> lstm_cell_backward(const std::optional<Tensor
   const Tensor for_hy = grad_hy.value_or(Tensor()), for_cy = grad_cy.value_or(Tensor());
   if (!for_hy.defined() && !for_cy.defined()) return {};
   FallbackScope scope(kOp, {for_hy, for_cy, cx, cy, workspace});
-  const HostCompute host({cx, cy, workspace, for_hy, for_cy}, kOp);
+  const HostCompute host({cx, cy, workspace, for_hy, for_cy}, kOp, scope);
   const auto gates = host.in(workspace).chunk(4, 1);
   const Tensor &i = gates[0], &f = gates[1], &g = gates[2], &o = gates[3];
   const Tensor squashed = at::tanh(host.in(cy));
@@ -93,7 +93,7 @@ std::tuple<Tensor, Tensor> gru_cell(const Tensor& input_gates, const Tensor& hid
   const Tensor bi = input_bias.value_or(Tensor()), bh = hidden_bias.value_or(Tensor());
   FallbackScope scope(kOp, {input_gates, hidden_gates, hx, bi, bh});
   check_gates(kOp, input_gates, hidden_gates, hx, 3);
-  const HostCompute host({input_gates, hidden_gates, hx, bi, bh}, kOp);
+  const HostCompute host({input_gates, hidden_gates, hx, bi, bh}, kOp, scope);
   const auto from_input = with_bias(host.in(input_gates), host.in(bi)).chunk(3, 1);
   const auto from_hidden = with_bias(host.in(hidden_gates), host.in(bh)).chunk(3, 1);
   const Tensor state = host.in(hx);
@@ -109,7 +109,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> gru_cell_backward(const Tenso
                                                                      bool has_bias) {
   constexpr const char* kOp = "aten::_thnn_fused_gru_cell_backward";
   FallbackScope scope(kOp, {grad_hy, workspace});
-  const HostCompute host({grad_hy, workspace}, kOp);
+  const HostCompute host({grad_hy, workspace}, kOp, scope);
   const auto parts = host.in(workspace).chunk(5, 1);
   const Tensor &r = parts[0], &z = parts[1], &n = parts[2], &state = parts[3], &hidden = parts[4];
   const Tensor gradient = host.in(grad_hy);
