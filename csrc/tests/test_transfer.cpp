@@ -320,6 +320,23 @@ TEST(transfer_random_views_both_ways) { repeat(1500, 1000, one_round_trip); }
 TEST(transfer_random_card_to_card) { repeat(700, 50000, one_card_copy); }
 TEST(transfer_random_fill_and_poison) { repeat(400, 90000, one_fill); }
 
+// A pool of its own for a test: all its threads are joined, and an open one is left behind.
+class FreshPool {
+ public:
+  explicit FreshPool(int budget) : before_(Pool::get().threads()) { renew(budget); }
+  ~FreshPool() { renew(before_); }
+  FreshPool(const FreshPool&) = delete;
+  FreshPool& operator=(const FreshPool&) = delete;
+
+ private:
+  static void renew(int budget) {
+    Pool::get().shutdown();
+    Pool::get().abandon();
+    Pool::get().set_threads(budget);
+  }
+  const int before_;
+};
+
 // Large enough for the pool, blocks of several tiles and streaming stores.
 void large(HostType type, Format format, const Vec& sizes, const Vec& host_strides, Case view,
            const Layout& layout) {
@@ -357,8 +374,7 @@ void large(HostType type, Format format, const Vec& sizes, const Vec& host_strid
 }
 
 TEST(transfer_large_copies_on_four_threads) {
-  const int before = Pool::get().threads();
-  Pool::get().set_threads(4);
+  const FreshPool four(4);
   const auto f16 = HostType::F16;
   const auto half = Format::SEN169_FP16;
   large(f16, half, {2048, 2080}, {2080, 1}, {{}, {2080, 1}, 0},
@@ -374,7 +390,6 @@ TEST(transfer_large_copies_on_four_threads) {
         Layout::make(Vec{1030, 1030}, half, Vec{1, 0}));
   large(HostType::F32, Format::IEEE_FP32, {400, 400}, {400, 1}, {{}, {1203, 3}, 2},
         Layout::make(Vec{400, 1203}, Format::IEEE_FP32));
-  Pool::get().set_threads(before);
 }
 
 TEST(transfer_common_views_are_affine) {
