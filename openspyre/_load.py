@@ -7,6 +7,7 @@ they come here (see `register`).
 
 from __future__ import annotations
 
+import atexit
 import threading
 from importlib import import_module
 
@@ -52,11 +53,18 @@ def _load_once() -> None:
         ) from error
     _versions.check_built_for(torch.__version__, TORCH_VERSION)
     try:
-        import_module("openspyre._C")
+        extension = import_module("openspyre._C")
     except ImportError as error:
         raise ImportError(
             f"openspyre's extension for torch {TORCH_VERSION} does not load: {error}. "
             f"Way out: build it again (make clean setup in a checkout); "
             f"to import torch without it meanwhile, set TORCH_DEVICE_BACKEND_AUTOLOAD=0."
         ) from error
-    import_module("openspyre.device")._register()
+    # Before the device registers anything of its own, so that it runs after that: drains the
+    # streams, joins the workers, removes the statistics page. Does nothing if nothing was started.
+    atexit.register(extension.shutdown)
+    try:
+        import_module("openspyre.device")._register()
+    except BaseException:
+        atexit.unregister(extension.shutdown)
+        raise

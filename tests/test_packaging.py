@@ -24,7 +24,8 @@ during = lambda: None
 def _register():
     calls.append(1)
     during()
-sys.modules["openspyre._C"] = types.ModuleType("openspyre._C")
+sys.modules["openspyre._C"] = extension = types.ModuleType("openspyre._C")
+extension.shutdown = lambda: None
 sys.modules["openspyre.device"] = device = types.ModuleType("openspyre.device")
 device._register = _register
 """
