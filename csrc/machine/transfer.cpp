@@ -58,7 +58,7 @@ void check_host(const char* operation, Dims sizes, Dims strides) {
                                 " must be one per size of " + text(sizes));
 }
 
-// The loops of a box as a strided nest. `Written`: the card is dst and gets all copies.
+// The loops of a box as a strided nest. A card that is written gets all copies.
 std::vector<StridedDim> loops_to_card(const Box& box, const Layout& layout) {
   std::vector<StridedDim> dims;
   dims.reserve(static_cast<size_t>(box.rank) + layout.copies().size());
