@@ -7,6 +7,8 @@ import threading
 import pytest
 import torch
 
+from openspyre.ops import backward_threads
+
 
 def test_b151_backward_of_a_square() -> None:
     a = torch.ones(50, device="spyre", requires_grad=True)
@@ -127,3 +129,19 @@ def test_backward_from_several_threads() -> None:
     assert len(results) == 4
     for difference in results:
         assert torch.equal(difference, torch.zeros(16))
+
+
+def test_a_script_may_end_right_after_backward(run_python) -> None:
+    code = """
+import torch
+x = torch.ones(4, device="spyre:1", requires_grad=True)
+(x * 1).sum().backward()
+"""
+    for _ in range(5):  # without the wait at exit one of these aborts on a busy machine
+        run_python(code, {"OPENSPYRE_DEVICES": "0,1"})
+
+
+def test_backward_threads_are_found_and_fall_asleep() -> None:
+    torch.ones(2, device="spyre", requires_grad=True).sum().backward()
+    assert backward_threads.backward_threads()
+    assert backward_threads.wait_until_idle(60)

@@ -39,7 +39,8 @@ struct Slot {
   at::Tensor host;
   bool written = false;
   bool read = false;
-  int shared = -1;  // the span of host memory that several tensors share, if any
+  bool fresh = false;  // the CPU was given an empty out= instead
+  int shared = -1;     // the span of host memory that several tensors share, if any
 };
 
 std::string describe_value(const c10::IValue& value) {
@@ -256,8 +257,15 @@ class Call {
   void fetch(Slot& slot, bool wide, FallbackScope& scope) {
     const std::optional<at::ScalarType> dtype = host_dtype(slot.device, wide);
     if (!slot.read) {
-      slot.host = at::Tensor(at::detail::empty_strided_cpu(
-          slot.device.sizes(), slot.device.strides(), dtype.value_or(slot.device.scalar_type())));
+      const at::ScalarType type = dtype.value_or(slot.device.scalar_type());
+      if (slot.device.dim() == 0) {
+        // Some kernels resize a 0-d out= on the way (losses with a reduction) and would warn of it.
+        slot.fresh = true;
+        slot.host = at::Tensor(at::detail::empty_cpu({0}, type));
+        return;
+      }
+      slot.host = at::Tensor(
+          at::detail::empty_strided_cpu(slot.device.sizes(), slot.device.strides(), type));
       return;
     }
     slot.host = to_host(slot.device, dtype);
@@ -434,8 +442,12 @@ class Call {
     return result;
   }
 
-  static void write_back(Slot& slot, FallbackScope& scope) {
+  void write_back(Slot& slot, FallbackScope& scope) const {
     if (slot.host.sizes() != slot.device.sizes()) {  // out= that the CPU resized
+      if (slot.fresh) {
+        TORCH_WARN(facts_.account->name, ": the out= tensor of shape [] was resized to ",
+                   slot.host.sizes(), "; give it 0 elements with out.resize_(0) to allow that.");
+      }
       slot.device.resize_(slot.host.sizes());
       if (slot.host.strides() != slot.device.strides()) {
         slot.device.as_strided_(slot.host.sizes(), slot.host.strides());
