@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch  # noqa: F401  # openspyre._C links against its libraries
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
