@@ -12,6 +12,9 @@ import pytest
 
 from openspyre.env import VARIABLES
 
+# Two cards, so that every test may use spyre:1. Read at the first use of the device.
+os.environ.setdefault("OPENSPYRE_CARDS", "2")
+
 # Shared machines pause at times: a slow example is no finding, and no test judges time.
 hypothesis.settings.register_profile(
     "openspyre",

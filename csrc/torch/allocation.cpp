@@ -71,6 +71,7 @@ c10::DataPtr wrap(std::unique_ptr<Allocation> allocation) {
   report_usage(*allocation, static_cast<int64_t>(allocation->block->size));
   const c10::Device device(kSpyre, static_cast<c10::DeviceIndex>(allocation->device->index));
   void* token = allocation->block->token;
+  allocation->block->owner = allocation.get();
   return {token, allocation.release(), &release, device};
 }
 
@@ -158,16 +159,25 @@ c10::DataPtr allocate_raw(card::Device& device, int64_t host_nbytes) {
   return wrap(std::move(allocation));
 }
 
-Allocation* allocation_of(const c10::DataPtr& data) {
+Allocation* allocation_of(const c10::DataPtr& data, int64_t* host_offset) {
   if (data.get() == nullptr) return nullptr;
-  TORCH_CHECK(data.get_deleter() == &release,
-              "spyre: this storage points at memory that the card did not allocate (", data.get(),
-              "); only tensors made on the device can be used");
-  return static_cast<Allocation*>(data.get_context());
+  if (C10_LIKELY(data.get_deleter() == &release)) {
+    return static_cast<Allocation*>(data.get_context());
+  }
+  const card::Block* block = card::TokenSpace::get().find(data.get());
+  TORCH_CHECK(block != nullptr && block->owner != nullptr, "spyre: ", data.get(),
+              " is not an address of the card, or its storage has been freed; only tensors made on "
+              "the device can be used");
+  const int64_t offset =
+      static_cast<const char*>(data.get()) - static_cast<const char*>(block->token);
+  TORCH_CHECK(host_offset != nullptr || offset == 0, "spyre: ", data.get(),
+              " points into the middle of a storage; this operation needs its start");
+  if (host_offset != nullptr) *host_offset = offset;
+  return static_cast<Allocation*>(block->owner);
 }
 
-Allocation* allocation_of(const at::TensorBase& tensor) {
-  return allocation_of(tensor.unsafeGetTensorImpl()->unsafe_storage().data_ptr());
+Allocation* allocation_of(const at::TensorBase& tensor, int64_t* host_offset) {
+  return allocation_of(tensor.unsafeGetTensorImpl()->unsafe_storage().data_ptr(), host_offset);
 }
 
 namespace {

@@ -47,10 +47,11 @@ c10::DataPtr allocate_with_layout(card::Device& device, c10::ScalarType dtype, i
                                   std::shared_ptr<const machine::Layout> layout);
 c10::DataPtr allocate_raw(card::Device& device, int64_t host_nbytes);
 
-// The allocation behind a storage; null for a storage of zero bytes. A DataPtr that is not ours
-// (an external pointer on the device) raises.
-Allocation* allocation_of(const c10::DataPtr& data);
-Allocation* allocation_of(const at::TensorBase& tensor);
+// The allocation behind a storage; null for a storage of zero bytes. PyTorch also wraps a token as
+// an external pointer (storage pickling, DLPack): then `host_offset`, if given, gets the host bytes
+// between the allocation's start and the pointer. Anything else raises.
+Allocation* allocation_of(const c10::DataPtr& data, int64_t* host_offset = nullptr);
+Allocation* allocation_of(const at::TensorBase& tensor, int64_t* host_offset = nullptr);
 
 // The layout, built and kept at first need. Thread-safe.
 std::shared_ptr<const machine::Layout> layout_of(Allocation& allocation);

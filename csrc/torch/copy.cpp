@@ -48,21 +48,27 @@ std::vector<int64_t> contiguous_strides(c10::IntArrayRef sizes) {
 struct Place {
   Allocation* allocation;
   std::shared_ptr<const Layout> layout;
+  int64_t offset;  // of the tensor's first element in the storage's linear element space
   bool through_image;
 };
 
 // Where a non-empty spyre tensor lies, for an access as `dtype`.
 Place place_of(const at::Tensor& tensor) {
-  Allocation* allocation = allocation_of(tensor);
+  int64_t host_offset = 0;
+  Allocation* allocation = allocation_of(tensor, &host_offset);
   TORCH_CHECK(allocation != nullptr, "spyre: a tensor of ", tensor.sizes(), " ",
               tensor.scalar_type(), " has a storage of zero bytes");
   pin(*allocation, tensor);
   const c10::ScalarType dtype = tensor.scalar_type();
+  const auto itemsize = static_cast<int64_t>(c10::elementSize(dtype));
+  TORCH_CHECK(host_offset % itemsize == 0, "spyre: a tensor of ", dtype, " at byte ", host_offset,
+              " of its storage is not aligned to its elements");
   const bool in_place =
       allocation->typed ? same_bits(dtype, allocation->dtype, card::Runtime::get().numerics().mode)
                         : c10::elementSize(dtype) == 1;
   record_use(*allocation, current_stream(allocation->device->index));
-  return {allocation, layout_of(*allocation), !in_place};
+  return {allocation, layout_of(*allocation), tensor.storage_offset() + host_offset / itemsize,
+          !in_place};
 }
 
 HostType access_type(const Place& place, c10::ScalarType dtype) {
@@ -88,8 +94,8 @@ void check_readable(const Place& place, const at::Tensor& tensor) {
 }
 
 // A CPU view with the geometry of `tensor` on an image of its storage.
-at::Tensor view_of_image(const at::Tensor& image, const at::Tensor& tensor) {
-  auto* data = static_cast<char*>(image.data_ptr()) + tensor.storage_offset() * tensor.itemsize();
+at::Tensor view_of_image(const at::Tensor& image, const at::Tensor& tensor, int64_t offset) {
+  auto* data = static_cast<char*>(image.data_ptr()) + offset * tensor.itemsize();
   return at::from_blob(data, tensor.sizes(), tensor.strides(),
                        at::TensorOptions().dtype(tensor.scalar_type()));
 }
@@ -137,7 +143,7 @@ void read(const at::Tensor& self, const at::Tensor& host, bool non_blocking) {
   if (place.through_image) {
     const at::Tensor image = byte_image(place);
     read_storage_image(place, image);
-    const_cast<at::Tensor&>(host).copy_(view_of_image(image, self));
+    const_cast<at::Tensor&>(host).copy_(view_of_image(image, self, place.offset));
     return;
   }
   const Allocation& allocation = *place.allocation;
@@ -153,7 +159,7 @@ void read(const at::Tensor& self, const at::Tensor& host, bool non_blocking) {
       record_pinned_use(host, current_stream(device.index), device.index)) {
     submit_to_card(device, card::Engine::D2H, "to host", bytes,
                    [base = allocation.block->host, layout = place.layout, numerics, destination,
-                    type, offset = self.storage_offset(), sizes = self.sizes().vec(),
+                    type, offset = place.offset, sizes = self.sizes().vec(),
                     strides = self.strides().vec(), host_strides = host.strides().vec()] {
                      machine::card_to_host(base, *layout, {offset, strides}, destination, type,
                                            sizes, host_strides, numerics);
@@ -162,7 +168,7 @@ void read(const at::Tensor& self, const at::Tensor& host, bool non_blocking) {
   }
   run_on_card(device, card::Engine::D2H, "to host", bytes, [&] {
     machine::card_to_host(allocation.block->host, *place.layout,
-                          {self.storage_offset(), dims(self.strides())}, destination, type,
+                          {place.offset, dims(self.strides())}, destination, type,
                           dims(self.sizes()), dims(host.strides()), numerics);
   });
 }
@@ -187,7 +193,7 @@ void write(const at::Tensor& host, const at::Tensor& self, bool non_blocking) {
   if (place.through_image) {
     const at::Tensor image = byte_image(place);
     read_storage_image(place, image);
-    view_of_image(image, self).copy_(host);
+    view_of_image(image, self, place.offset).copy_(host);
     write_storage_image(place, image);
     return;
   }
@@ -204,19 +210,19 @@ void write(const at::Tensor& host, const at::Tensor& self, bool non_blocking) {
     const std::vector<int64_t> dense = contiguous_strides(self.sizes());
     machine::host_to_card(source, type, dims(host.sizes()), dims(host.strides()), staging->data(),
                           *linear, {0, dense}, numerics);
-    submit_to_card(device, card::Engine::H2D, "to card", bytes,
-                   [base = allocation.block->host, layout = place.layout, staging, linear, dense,
-                    offset = self.storage_offset(), sizes = self.sizes().vec(),
-                    strides = self.strides().vec()] {
-                     machine::card_to_card(staging->data(), *linear, {0, dense}, base, *layout,
-                                           {offset, strides}, sizes);
-                   });
+    submit_to_card(
+        device, card::Engine::H2D, "to card", bytes,
+        [base = allocation.block->host, layout = place.layout, staging, linear, dense,
+         offset = place.offset, sizes = self.sizes().vec(), strides = self.strides().vec()] {
+          machine::card_to_card(staging->data(), *linear, {0, dense}, base, *layout,
+                                {offset, strides}, sizes);
+        });
     return;
   }
   run_on_card(device, card::Engine::H2D, "to card", bytes, [&] {
     machine::host_to_card(source, type, dims(host.sizes()), dims(host.strides()),
                           allocation.block->host, *place.layout,
-                          {self.storage_offset(), dims(self.strides())}, numerics);
+                          {place.offset, dims(self.strides())}, numerics);
   });
 }
 
@@ -242,8 +248,8 @@ void move(const at::Tensor& src, const at::Tensor& dst, bool non_blocking) {
   std::function<void()> work;
   if (to.allocation->block->host != nullptr) {
     work = [source = from.allocation->block->host, source_layout = from.layout,
-            source_offset = src.storage_offset(), source_strides = src.strides().vec(),
-            base = to.allocation->block->host, layout = to.layout, offset = dst.storage_offset(),
+            source_offset = from.offset, source_strides = src.strides().vec(),
+            base = to.allocation->block->host, layout = to.layout, offset = to.offset,
             strides = dst.strides().vec(), sizes = dst.sizes().vec()] {
       machine::card_to_card(source, *source_layout, {source_offset, source_strides}, base, *layout,
                             {offset, strides}, sizes);
@@ -323,9 +329,8 @@ at::Tensor& fill_scalar(at::Tensor& self, const at::Scalar& value) {
                   code.data(), 1, card::Runtime::get().numerics());
   std::function<void()> work;
   if (allocation.block->host != nullptr) {
-    work = [base = allocation.block->host, layout = place.layout, code,
-            offset = self.storage_offset(), sizes = self.sizes().vec(),
-            strides = self.strides().vec()] {
+    work = [base = allocation.block->host, layout = place.layout, code, offset = place.offset,
+            sizes = self.sizes().vec(), strides = self.strides().vec()] {
       machine::fill(base, *layout, {offset, strides}, sizes, code.data());
     };
   }
