@@ -118,9 +118,7 @@ uint64_t DeviceStreams::submit(StreamId id, Step step) {
   note_use(impl, stream);
   impl.clock_step(stream, step, now, slot);
   const int64_t now_ms = impl.stats ? Scheduler::coarse_ms() : 0;
-  if (impl.stats)
-    stat_set(impl.stats->virtual_now_ns,
-             static_cast<uint64_t>(std::max(now, stream.clock.last_end_ns)));
+  if (impl.stats) stat_set(impl.stats->virtual_now_ns, static_cast<uint64_t>(impl.device_ns()));
 
   Lane& lane = impl.engines->lane(step.engine);
   // A step without work needs no thread either.
@@ -235,6 +233,8 @@ void DeviceStreams::synchronize(StreamId id, const std::function<bool()>& interr
     const int64_t reached = stream.clock.ready_ns;  // before later submissions of other threads
     impl_->wait_for(lock, stream, stream.submitted, interrupt);
     impl_->host_reaches(resolved ? reached : stream.clock.ready_ns);
+    if (impl_->stats)
+      stat_set(impl_->stats->virtual_now_ns, static_cast<uint64_t>(impl_->device_ns()));
     failure = stream.failure;
   }
   impl_->refresh_stats(Scheduler::coarse_ms());

@@ -86,13 +86,15 @@ Runtime& Runtime::get() {
 }
 
 Runtime::Runtime() : impl_(new Impl) {
-  static Impl* impl = impl_;  // for the handler, which gets no argument
+  static Runtime* runtime = this;  // for the handler, which gets no argument
   // In the child the parent's threads do not exist. Nothing of the parent's runtime is touched
   // again there: its locks may have been held by threads that are gone.
   pthread_atfork(nullptr, nullptr, [] {
     machine::Pool::get().abandon();
+    Impl* impl = runtime->impl_;
     if (!impl->starting.load(std::memory_order_relaxed)) return;
     impl->forked.store(true, std::memory_order_relaxed);
+    runtime->started_.store(false, std::memory_order_relaxed);  // so ensure_started() says why
     impl->page.store(nullptr, std::memory_order_relaxed);
     close_stats_page();
   });
@@ -200,6 +202,7 @@ Device& Runtime::device(int index) {
 }
 
 DeviceState Runtime::state(int index) {
+  if (in_forked_child()) throw_forked();
   if (!started()) return DeviceState::NotInitialized;
   return device(index).streams->state();
 }
@@ -257,7 +260,11 @@ void Runtime::shutdown() noexcept {
   }
   impl_->page.store(nullptr, std::memory_order_release);
   close_stats_page();
-  machine::Pool::get().shutdown();
+  try {
+    machine::Pool::get().shutdown();
+  } catch (const std::exception&) {
+    // Called from a worker, which cannot join itself; the process is ending anyway.
+  }
 }
 
 }  // namespace openspyre::card

@@ -46,6 +46,16 @@ FailurePtr describe(const Stream& stream, const std::string& operation, StreamEr
       code, name, device, stream.id});
 }
 
+// What a stream gets that waited for a poisoned event: everything of the origin, and the way it
+// came here.
+FailurePtr inherit(const Stream& stream, const Failure& origin) {
+  Failure failure = origin;
+  failure.text = "stream " + std::to_string(stream.id) + " of device " +
+                 std::to_string(stream.owner->device) +
+                 " waited for an event that was poisoned: " + origin.text;
+  return std::make_shared<const Failure>(std::move(failure));
+}
+
 }  // namespace
 
 bool inside_step() { return t_steps_running > 0; }
@@ -168,7 +178,7 @@ void Scheduler::advance_head(Stream& stream, After& after) {
       }
       if (state == Event::State::Poisoned) {
         op.event = event;
-        fail(stream, event->poison, after);
+        fail(stream, inherit(stream, *event->poison), after);
         return;
       }
     }

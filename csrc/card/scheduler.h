@@ -10,6 +10,8 @@
 //   clock.deferred   what has no virtual time yet, behind a wait whose signal is not submitted
 #pragma once
 
+#include <algorithm>
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
@@ -144,7 +146,7 @@ class Scheduler {
   int64_t earliest_deferred() const;
   int64_t host_ns() const { return engines->host_ns.load(std::memory_order_relaxed); }
   void host_reaches(int64_t ns);
-  int64_t device_ns() const;
+  int64_t device_ns() const { return std::max(host_ns(), latest_end_ns); }
 
   // --- waiting.cpp: host waits
   void wait_for(Lock& lock, Stream& stream, uint64_t target,
@@ -165,6 +167,7 @@ class Scheduler {
   std::shared_ptr<const std::function<void()>> refresh;  // of the page's other words
   std::atomic<int64_t> refresh_after_ms{std::numeric_limits<int64_t>::max()};
   int64_t failures = 0;
+  int64_t latest_end_ns = 0;  // of all resolved steps
 
  private:
   void refresh_now(int64_t now_ms);

@@ -28,12 +28,6 @@ void Scheduler::host_reaches(int64_t ns) {
   if (ns > host_ns()) engines->host_ns.store(ns, std::memory_order_relaxed);
 }
 
-int64_t Scheduler::device_ns() const {
-  int64_t time = host_ns();
-  for (int i = 0; i < stream_count; ++i) time = std::max(time, streams[i].clock.last_end_ns);
-  return time;
-}
-
 int64_t Scheduler::earliest_deferred() const {
   int64_t time = std::numeric_limits<int64_t>::max();
   for (int i = 0; i < stream_count; ++i) {
@@ -51,6 +45,7 @@ void Scheduler::place(Stream& stream, Engine engine, int64_t submit_ns, int64_t 
   VirtualStream& clock = stream.clock;
   const int64_t start = busy.reserve(std::max(submit_ns, clock.ready_ns), cost_ns);
   clock.ready_ns = clock.last_end_ns = start + cost_ns;
+  latest_end_ns = std::max(latest_end_ns, clock.last_end_ns);
   timeline.set_times(slot, start, clock.ready_ns);
 }
 

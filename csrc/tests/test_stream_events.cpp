@@ -195,6 +195,7 @@ TEST(b122_poison_reaches_dependants_only_and_keeps_the_origin) {
     CHECK_EQ(error.stream, 1);
     CHECK_EQ(error.device, 0);
     CHECK(contains(error.what(), "page fault"));
+    CHECK_EQ(contains(error.what(), "waited for an event that was poisoned"), id != 1);
   }
   CHECK_THROWS(device.synchronize_event(second), StreamFailure);
   device.synchronize(4);

@@ -279,7 +279,8 @@ TEST(work_may_submit_work_but_may_not_wait) {
                                                [&] { order.push_back("other engine"); }));
                   CHECK(DeviceStreams::inside_step());
                 }));
-  device.synchronize_all();
+  device.synchronize_all();  // covers what was submitted before it: the outer step ...
+  device.synchronize_all();  // ... and now what the outer step submitted
   CHECK((order == std::vector<std::string>{"outer", "other engine", "same stream"}));
   CHECK(!DeviceStreams::inside_step());
   device.submit(1, inline_step(Engine::Compute, "waits", 1, [&] { device.synchronize(1); }));
