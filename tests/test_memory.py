@@ -375,7 +375,8 @@ def test_rt22_rt27_program_memory_is_apart() -> None:
     free, total = spyre.get_memory_info()
     allocated = spyre.memory_allocated()
     program = _C.Block(0, 300_000, 0, "program_static")
-    assert spyre.get_memory_info() == (free, total)
+    now, usable = spyre.get_memory_info()
+    assert usable - now == total - free and usable <= total - 300_000
     assert spyre.memory_allocated() == allocated
     assert spyre.memory_stats()["program_bytes.current"] >= 300_000
     regions = {r["memory_type"]: r["region"] for r in spyre.memory_snapshot()}
@@ -404,7 +405,7 @@ assert torch.accelerator.get_memory_info(0) == (now, total) == s.mem_get_info()
 def test_rt23_pt14_record_stream_parks_a_freed_block() -> None:
     other = spyre.Stream()
     x = torch.empty(1000, device="spyre")
-    pointer, place = x.data_ptr(), tuple(torch.ops.openspyre._block_of(x)[:3])
+    place = tuple(torch.ops.openspyre._block_of(x)[:3])
     spyre.synthetic.submit("compute", 1000, stream=other, hold_seconds=0.3)
     x.record_stream(other)
     del x
@@ -416,7 +417,7 @@ def test_rt23_pt14_record_stream_parks_a_freed_block() -> None:
     ]
     assert states == ["active_pending_free"]
     y = torch.empty(1000, device="spyre")
-    assert tuple(torch.ops.openspyre._block_of(y)[:3]) != place and y.data_ptr() != pointer
+    assert tuple(torch.ops.openspyre._block_of(y)[:3]) != place
     other.synchronize()
     del y
     spyre.memory._C.poll_pending_frees(0)

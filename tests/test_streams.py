@@ -152,6 +152,8 @@ def test_rt39_b121_many_threads_submit_to_one_stream() -> None:
 def test_rt40_events_record_wait_query_and_measure_virtual_time() -> None:
     stream = spyre.Stream()
     marks = [spyre.Event(enable_timing=True) for _ in range(3)]
+    assert all(isinstance(mark, spyre.Event) for mark in marks)
+    assert not isinstance(torch.Event("cpu"), spyre.Event)
     marks[0].record(stream)
     work.submit("compute", 300 * US, stream=stream)
     marks[1].record(stream)

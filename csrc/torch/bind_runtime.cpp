@@ -1,6 +1,7 @@
 // The process's runtime: start, devices, numerics, threads, statistics page.
 #include "machine/pool.h"
 #include "torch/bind.h"
+#include "torch/current.h"
 
 namespace openspyre::device {
 
@@ -51,6 +52,9 @@ py::object stats_page() {
 
 void bind_runtime(py::module_& m) {
   m.def("device_count", [] { return card::Runtime::get().device_count(); });
+  // torch.accelerator's functions of the same purpose start the runtime first; these do not.
+  m.def("current_device", [] { return current_device(); });
+  m.def("set_current_device", [](int index) { set_current_device(index); }, py::arg("index"));
   m.def("is_started", [] { return card::Runtime::get().started(); });
   m.def("in_forked_child", [] { return card::Runtime::get().in_forked_child(); });
   m.def("execute", [] { return card::Runtime::get().execute(); });

@@ -80,14 +80,14 @@ def _is_in_bad_fork() -> bool:
 
 
 def current_device() -> int:
-    """The calling thread's current device."""
-    return int(torch.accelerator.current_device_index())
+    """The calling thread's current device. Starts nothing."""
+    return _C.current_device()
 
 
 def set_device(device: Device) -> None:
     """Makes `device` the calling thread's current device. Starts nothing; None changes nothing."""
     if device is not None:
-        torch.accelerator.set_device_index(device_index(device))
+        _C.set_current_device(device_index(device))
 
 
 class device:
@@ -104,12 +104,12 @@ class device:
     def __enter__(self) -> device:
         if self.idx >= 0:
             self.prev_idx = current_device()
-            torch.accelerator.set_device_index(self.idx)
+            _C.set_current_device(self.idx)
         return self
 
     def __exit__(self, *_: object) -> None:
         if self.idx >= 0:
-            torch.accelerator.set_device_index(self.prev_idx)
+            _C.set_current_device(self.prev_idx)
 
 
 class device_of(device):

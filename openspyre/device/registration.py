@@ -68,4 +68,4 @@ def _apply(wanted: env.Configuration) -> None:
     if wanted.isa and wanted.isa != "auto":
         _C.set_isa(wanted.isa)
     if wanted.initial_device:
-        torch.accelerator.set_device_index(wanted.initial_device)
+        _C.set_current_device(wanted.initial_device)

@@ -60,7 +60,15 @@ class Stream(torch.Stream):
         return f"<torch.spyre.Stream device=spyre:{self.device_index} id={self.stream_id}>"
 
 
-class Event(torch.Event):
+class _EventType(type):
+    """torch.Event.elapsed_time takes torch.Event itself and no subclass, so `Event(...)` makes
+    plain ones; isinstance still tells those of spyre."""
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        return isinstance(instance, torch.Event) and instance.device.type == "spyre"
+
+
+class Event(torch.Event, metaclass=_EventType):
     """A point in a stream that others can wait for.
 
     `elapsed_time(end)` is *virtual* time of the card in milliseconds, never wall-clock time; both
@@ -79,15 +87,12 @@ class Event(torch.Event):
                 "torch.spyre.Event(interprocess=True): a card belongs to one process, so its events"
                 " cannot be shared; send results through the host instead"
             )
-        return super().__new__(
-            cls,
-            device=torch.device("spyre", device_index(device)),
+        made: Any = torch.Event(
+            torch.device("spyre", device_index(device)),
             enable_timing=enable_timing,
             blocking=blocking,
         )
-
-    def __repr__(self) -> str:
-        return f"<torch.spyre.Event device={self.device} id={self.event_id:#x}>"
+        return made
 
 
 def _wrap(stream: torch.Stream) -> Stream:
