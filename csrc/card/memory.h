@@ -101,6 +101,7 @@ struct Block {
   uint64_t token_span = 0;    // bytes of token range, >= what the caller asked for
   uint32_t generation = 0;    // of the token slot
   int stream = 0;             // stream it was allocated on
+  void* owner = nullptr;      // kept for the layer above; the card never reads it
 };
 
 enum class Verdict : uint8_t { Exhausted, Fragmented, HandleLimited, TooLargeForRegion };
