@@ -48,6 +48,7 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
         metavar="FILE",
         help="write every failure's text; {run} is replaced by the run's name",
     )
+    parser.add_argument("-v", "--verbose", action="store_true", help="a line for every entry")
     parser.add_argument(
         "--no-write", action="store_true", help="leave figures.json and docs/conformance.md alone"
     )
@@ -68,6 +69,9 @@ def _sweep(run: Run, options: argparse.Namespace) -> bool:
         return names
 
     def progress(entry: Report) -> None:
+        if options.verbose:
+            print(f"{entry.status:12} {entry.seconds:6.1f} s  {entry.name}", flush=True)
+            return
         if sys.stderr.isatty():
             print(f"\r{run.name}: {entry.name[:50]:50}", end="", file=sys.stderr, flush=True)
 

@@ -48,6 +48,10 @@ class Target:
         finally:
             self._ignored += self._calls() - before
 
+    def rounds_to_dl16(self) -> bool:
+        """Whether float16 lives as DLFloat16 on this device."""
+        return self._spyre and torch.spyre.numerics.mode() == "dl16"
+
     def synchronize(self) -> None:
         if self._spyre:
             torch.accelerator.synchronize(self.device)
