@@ -189,6 +189,12 @@ def test_out_is_resized_and_keeps_its_storage() -> None:
     assert torch.equal(base.cpu(), expected)
 
 
+def test_out_of_a_result_with_gaps_is_dense() -> None:
+    a, b = torch.randn(4, 3), torch.randn(4, 3)
+    got = torch.linalg.lstsq(a.to("spyre"), b.to("spyre")).solution
+    torch.testing.assert_close(got.cpu(), torch.linalg.lstsq(a, b).solution)
+
+
 def test_several_outputs_with_out() -> None:
     x = torch.tensor([[3.0, 9, 4], [8, 1, 8]])
     values = torch.empty(2, device="spyre")
@@ -199,6 +205,15 @@ def test_several_outputs_with_out() -> None:
     values, indices = torch.sort(x.to("spyre"), dim=1, out=(values, indices))
     assert torch.equal(values.cpu(), x.sort(1).values)
     assert torch.equal(indices.cpu(), x.sort(1).indices)
+
+
+def test_composites_that_list_their_devices_are_served() -> None:
+    x = torch.tensor([[1.0, 2, 2], [3, 3, 1]])
+    values = torch.empty(0, device="spyre")
+    indices = torch.empty(0, dtype=torch.int64, device="spyre")
+    torch.mode(x.to("spyre"), 1, out=(values, indices))
+    assert torch.equal(values.cpu(), x.mode(1).values)
+    assert torch.equal(indices.cpu(), x.mode(1).indices)
 
 
 def test_out_of_the_wrong_dtype_is_refused_as_on_cpu() -> None:
@@ -466,3 +481,20 @@ def test_pt4_boxed_random_operations_draw_from_the_device_generator() -> None:
     torch.nn.functional.rrelu(-rates, training=True)
     torch.normal(rates, 1.0)
     assert torch.equal(before, torch.get_rng_state())
+
+
+def test_the_statistics_page_counts_fallbacks(run_python, tmp_path) -> None:
+    run_python(
+        f"""
+import os, torch
+from openspyre.observe import stats_page
+x = torch.ones(8, device="spyre:1")
+x.exp()
+x.sin_()
+(path,) = stats_page.list_pages({str(tmp_path)!r})
+first, second = stats_page.read(path).devices[:2]
+assert (first.fallback_calls, first.fallback_bytes) == (0, 0), first
+assert (second.fallback_calls, second.fallback_bytes) == (2, 4 * 32), second
+""",
+        {"OPENSPYRE_DEVICES": "0,1", "OPENSPYRE_STATS_DIR": str(tmp_path)},
+    )

@@ -14,6 +14,7 @@
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/EmptyTensor.h>
+#include <ATen/ExpandUtils.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <c10/core/DispatchKeySet.h>
 #include <torch/library.h>
@@ -21,6 +22,7 @@
 #include <mutex>
 #include <optional>
 #include <unordered_map>
+#include <vector>
 
 #include "torch/copy.h"
 #include "torch/current.h"
@@ -449,9 +451,12 @@ class Call {
                    slot.host.sizes(), "; give it 0 elements with out.resize_(0) to allow that.");
       }
       slot.device.resize_(slot.host.sizes());
-      if (slot.host.strides() != slot.device.strides()) {
-        slot.device.as_strided_(slot.host.sizes(), slot.host.strides());
-      }
+      // As dense as on the CPU: gaps of a CPU result (rows cut off a work space) are not kept.
+      const std::vector<int64_t> strides =
+          slot.host.is_non_overlapping_and_dense()
+              ? slot.host.strides().vec()
+              : at::infer_dense_strides(slot.host.sizes(), slot.host.strides());
+      if (slot.device.strides() != strides) slot.device.as_strided_(slot.host.sizes(), strides);
     }
     from_host(slot.host, slot.device);
     scope.moved_to_device(slot.device);
@@ -494,6 +499,11 @@ void fallback(const c10::OperatorHandle& op, Stack* stack) {
 
 TORCH_LIBRARY_IMPL(_, PrivateUse1, m) {
   m.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>());
+}
+
+// Composite forms that list the devices they know and refuse this one.
+TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
+  m.impl("mode.values", torch::CppFunction::makeFromBoxedFunction<&fallback>());
 }
 
 }  // namespace
