@@ -254,6 +254,19 @@ def test_adam_equals_cpu(options: dict[str, bool]) -> None:
         torch.testing.assert_close(a.detach().cpu(), b.detach())
 
 
+@pytest.mark.parametrize("kind", [torch.nn.BatchNorm1d, torch.nn.InstanceNorm1d])
+def test_running_statistics_are_updated_in_training_only(kind: type[torch.nn.Module]) -> None:
+    cpu = kind(3, affine=True, track_running_stats=True)
+    device = kind(3, affine=True, track_running_stats=True).to("spyre")
+    x = numbers(4, 3, 5) / 7
+    for training in (True, False):
+        cpu.train(training)
+        device.train(training)
+        torch.testing.assert_close(device(x.to("spyre")).cpu(), cpu(x), rtol=1e-4, atol=1e-5)
+        for a, b in zip(device.buffers(), cpu.buffers(), strict=True):
+            torch.testing.assert_close(a.cpu(), b)
+
+
 def test_an_operation_that_fails_writes_nothing() -> None:
     x = numbers(4).to("spyre")
     index = torch.tensor([0, 9], device="spyre")

@@ -128,6 +128,8 @@ class Call {
   // ---- Arguments ----------------------------------------------------------------------------
 
   void gather() {
+    training_ = facts_.training < 0 || !argument(facts_.training).isBool() ||
+                argument(facts_.training).toBool();
     for (const ArgumentFacts& a : facts_.arguments) {
       c10::IValue& value = argument(a.position);
       if (value.isNone()) continue;
@@ -195,9 +197,10 @@ class Call {
         " is not a dense tensor; the spyre device holds dense tensors only. "
         "Use .cpu() or .to_dense() first.");
     const int index = slot_of(tensor);
-    slots_[index].written |= a.written;
+    const bool written = a.written && (training_ || !a.if_training);
+    slots_[index].written |= written;
     slots_[index].read |= !a.write_only;
-    any_written_ |= a.written;
+    any_written_ |= written;
     order_.push_back(index);
   }
 
@@ -468,6 +471,7 @@ class Call {
   c10::Device device_{kSpyre, -1};
   bool has_device_tensor_ = false;
   bool any_written_ = false;
+  bool training_ = true;
   std::optional<at::ScalarType> narrow_;  // set when the call computes in float32
   c10::SmallVector<Slot, 6> slots_;
   c10::SmallVector<int, 12> order_;  // slot per tensor argument, in schema order

@@ -64,6 +64,12 @@ bool takes_any_cpu_tensor(string_view base, string_view argument) {
   return base == "aten::_pack_padded_sequence" && argument == "lengths";
 }
 
+// Statistics that batch normalisation updates although its schema does not say so.
+bool is_written_silently(string_view base, string_view argument) {
+  return (base == "aten::native_batch_norm" || base == "aten::batch_norm_update_stats") &&
+         (argument == "running_mean" || argument == "running_var");
+}
+
 // The CPU's result would not be what the name says: memory shared with a file.
 bool is_refused(string_view base) { return base == "aten::from_file"; }
 
@@ -119,10 +125,17 @@ std::unique_ptr<OperatorFacts> analyse(const c10::OperatorHandle& op) {
     if (kind == ArgumentKind::Generator) facts->generator = static_cast<int>(i);
     if (kind == ArgumentKind::Other) continue;
     const c10::AliasInfo* alias = argument.alias_info();
-    const bool written = alias != nullptr && alias->isWrite();
-    facts->arguments.push_back({static_cast<uint16_t>(i), kind, written,
-                                written && argument.is_out(),
-                                takes_any_cpu_tensor(base, argument.name())});
+    const bool silent = is_written_silently(base, argument.name());
+    const bool written = silent || (alias != nullptr && alias->isWrite());
+    facts->arguments.push_back({.position = static_cast<uint16_t>(i),
+                                .kind = kind,
+                                .written = written,
+                                .if_training = silent,
+                                .write_only = written && argument.is_out(),
+                                .any_cpu = takes_any_cpu_tensor(base, argument.name())});
+  }
+  if (const auto training = schema.argumentIndexWithName("training")) {
+    facts->training = *training;
   }
   const auto& returns = schema.returns();
   facts->return_count = static_cast<uint16_t>(returns.size());

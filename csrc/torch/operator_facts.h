@@ -25,6 +25,7 @@ struct ArgumentFacts {
   uint16_t position;  // in the schema
   ArgumentKind kind;  // never Other
   bool written;       // Tensor(a!)
+  bool if_training;   // written only when the argument `training` is true
   bool write_only;    // out=: its old values are never read
   bool any_cpu;       // CUDA takes CPU tensors of any rank here (index tensors, lengths)
 };
@@ -36,6 +37,7 @@ struct OperatorFacts {
   // Per return: the schema position of the argument it is (Tensor(a!)), or -1 for a new value.
   std::vector<int16_t> returns;
   int generator = -1;         // schema position of a Generator argument
+  int training = -1;          // schema position of `training`, for arguments that need it
   bool seeded = false;        // draws random numbers
   bool view = false;          // returns an alias: a copy would lose writes
   bool refused = false;       // the CPU's result cannot be carried over (files, memory identity)
