@@ -1,6 +1,9 @@
 """Copies between host and card, conversion included, beside a plain copy on the CPU.
 
-GB/s are host bytes of the tensor over wall time. The notes give the best of all repeats, and the
+GB/s are host bytes of the tensor over wall time; a call ends when the bytes are where they belong.
+*Warm* writes into a tensor that exists. A *new tensor* on the card reuses a freed block, as the
+allocator does; *first touch* gives the card's memory back before each copy, so that the system has
+to provide its pages. The notes give the best of all repeats, and the
 rate that the processor time alone would allow on the threads in use: on a busy machine the wall
 time shows what others left over.
 """
@@ -13,6 +16,7 @@ import numpy
 import torch
 
 from benchmarks.measure import Row, Timing, interleave
+from openspyre import device as spyre
 
 SIZE = (4096, 4096)
 MIN_GBPS = 5.0
@@ -57,7 +61,7 @@ def _row(
 
 def run() -> Iterator[Row]:
     """Rows for each thread count and dtype: to the card (warm and new), and back."""
-    mode = torch.spyre.numerics.mode()
+    mode = spyre.numerics.mode()
     before = torch.get_num_threads()
     try:
         for threads in (1, 2):
@@ -94,12 +98,28 @@ def _dtype_rows(dtype: torch.dtype, threads: int, mode: str) -> Iterator[Row]:
         batch_seconds=0.0,
     )
     nbytes = source.numel() * source.element_size()
+    del card  # so that its pages can be given back
+    first = interleave(
+        {"to": "source.to('spyre')", "clone": "source.clone()"},
+        {"source": source, "empty_cache": spyre.empty_cache},
+        repeats=25 if dtype == torch.float16 else 7,
+        batch_seconds=0.0,
+        before="empty_cache()",
+    )
     half = dtype == torch.float16 and threads == TARGET_THREADS
     yield _row(f"{label} to card, warm", nbytes, threads, timings["to"], timings["copy"], half)
-    yield _row(f"{label} to card, new", nbytes, threads, timings["new"], timings["clone"], half)
+    yield _row(
+        f"{label} to card, new tensor", nbytes, threads, timings["new"], timings["clone"], half
+    )
+    yield _row(f"{label} to card, first touch", nbytes, threads, first["to"], first["clone"], False)
     yield _row(f"{label} to host, warm", nbytes, threads, timings["back"], timings["copy"], False)
     yield _row(
-        f"{label} to host, new", nbytes, threads, timings["back_new"], timings["clone"], False
+        f"{label} to host, new tensor",
+        nbytes,
+        threads,
+        timings["back_new"],
+        timings["clone"],
+        False,
     )
     if dtype == torch.float16:  # what the memory gives, for scale
         yield _row("  CPU copy_ / numpy", nbytes, threads, timings["copy"], timings["numpy"], False)

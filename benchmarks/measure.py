@@ -51,13 +51,16 @@ def interleave(
     *,
     repeats: int = 400,
     batch_seconds: float = 3e-4,
+    before: str = "pass",
 ) -> dict[str, Timing]:
     """Times each of `statements` (name to source text, run with the globals `names`).
 
     `repeats` batches each, in turn. A batch is short, so that most end before the machine gives
     the core to somebody else; a statement that takes longer than `batch_seconds` is a batch alone.
+    `before` is run ahead of every batch and not timed.
     """
     scope = dict(names)
+    prepare = compile(before, "<before>", "exec")
     timers = {name: timeit.Timer(text, globals=scope) for name, text in statements.items()}
     for timer in timers.values():
         timer.timeit(1)  # first calls build tables and touch memory
@@ -66,6 +69,7 @@ def interleave(
     cpu: dict[str, list[float]] = {name: [] for name in timers}
     for _ in range(repeats):
         for name, timer in timers.items():
+            exec(prepare, scope)
             start = time.process_time()
             wall[name].append(timer.timeit(calls[name]) / calls[name])
             cpu[name].append((time.process_time() - start) / calls[name])

@@ -8,14 +8,15 @@ import torch
 
 from benchmarks.measure import Row, interleave
 from openspyre import _C
+from openspyre import device as spyre
 
 
 def run() -> Iterator[Row]:
     """Nanoseconds a call, Python's part included; an empty call of the extension for scale."""
-    stream, other = torch.spyre.Stream(), torch.spyre.Stream()
+    stream, other = spyre.Stream(), spyre.Stream()
     start = torch.Event("spyre", enable_timing=True)
     end = torch.Event("spyre", enable_timing=True)
-    torch.spyre.synchronize()
+    spyre.synchronize()
     timings = interleave(
         {
             "an empty call of the extension": "current_device()",
@@ -37,8 +38,8 @@ def run() -> Iterator[Row]:
             "end": end,
             "stream": stream,
             "other": other,
-            "on": torch.spyre.stream,
-            "synchronize": torch.spyre.synchronize,
+            "on": spyre.stream,
+            "synchronize": spyre.synchronize,
         },
         repeats=200,
     )
