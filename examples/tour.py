@@ -97,6 +97,9 @@ def load(device: str) -> Chat:
     model.eval()
     read = time.perf_counter()
     model = model.to(device)
+    # Module.to makes new parameters on a device that torch does not know by name, one for each
+    # place: what was shared (here the embedding and the output layer) is to be tied again.
+    model.tie_weights()
     moved = time.perf_counter()
     parameters = list(model.parameters())
     count = sum(p.numel() for p in parameters)

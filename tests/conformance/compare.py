@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -33,9 +33,16 @@ class Tolerance:
     relative: float
     absolute: float
     norm: float = 0.0
+    jumping: float = 0.0  # the share of elements that may differ by more
+    merged: bool = False  # infinity and NaN are one value (DLFloat16 has one code for both)
 
     def scaled(self, factor: float) -> Tolerance:
-        return Tolerance(self.relative * factor, self.absolute * factor, self.norm * factor)
+        return replace(
+            self,
+            relative=self.relative * factor,
+            absolute=self.absolute * factor,
+            norm=self.norm * factor,
+        )
 
 
 # torch.testing's defaults for float32 (its table in torch/testing/_comparison.py).
@@ -50,7 +57,7 @@ def _units(ulp: float) -> Tolerance:
 
 # Spacing of float16: 10 fraction bits; of DLFloat16: 9 (1-6-9).
 FLOAT16_IEEE = _units(2.0**-10)
-FLOAT16_DL16 = _units(2.0**-9)
+FLOAT16_DL16 = replace(_units(2.0**-9), merged=True)
 
 
 # 16-bit runs: operators whose own arithmetic multiplies a rounding error, by how much and why.
@@ -61,8 +68,22 @@ CONDITIONING: dict[str, tuple[float, str]] = {
     "nn.functional.grid_sample": (16, "a coordinate's rounding is multiplied by the image's size"),
     "nn.functional.scaled_dot_product_attention": (4, "scores are rounded before the softmax"),
     "nn.functional.poisson_nll_loss": (8, "exp of values up to 9 multiplies a relative error by 9"),
+    "nn.functional.linear_cross_entropy": (4, "logits are rounded before the softmax"),
+    "addcdiv": (4, "a quotient and a square are rounded apart in the gradient"),
+    "ldexp": (4, "the power of two is rounded before it is used"),
+    "corrcoef": (4, "covariances of equal size cancel in the gradient"),
     "nn.functional.normalize": (8, "terms as large as 1/norm cancel in the gradient"),
 }
+# 16-bit runs: operators that jump, so that a rounding before the jump moves an element across it.
+# So many of their elements may differ.
+JUMPS: dict[str, str] = {
+    "div": "truncation and floor of a rounded quotient",
+    "histc": "the edge of a bin",
+    "grid_sampler_2d": "the gradient jumps where a coordinate enters the next cell",
+    "grid_sampler_3d": "the gradient jumps where a coordinate enters the next cell",
+    "nn.functional.grid_sample": "the gradient jumps where a coordinate enters the next cell",
+}
+JUMPING_SHARE = 0.05
 # Results of these have unit scale whatever their largest value: x - mean cancels.
 UNIT_SCALE = ("layer_norm", "group_norm", "instance_norm", "batch_norm")
 
@@ -85,12 +106,14 @@ def tolerance_for(op: Any, run_dtype: torch.dtype, numerics: str | None) -> Tole
             pair = decorator.d.get(run_dtype)
             if pair is not None:
                 absolute, relative = max(absolute, pair.atol), max(relative, pair.rtol)
-    tolerance = Tolerance(relative, absolute, base.norm)
+    tolerance = replace(base, relative=relative, absolute=absolute)
     if run_dtype == torch.float16:
         if any(part in op.name for part in UNIT_SCALE):
-            tolerance = Tolerance(relative, absolute + base.norm, base.norm)
+            tolerance = replace(tolerance, absolute=absolute + base.norm)
         if op.name in CONDITIONING:
             tolerance = tolerance.scaled(CONDITIONING[op.name][0])
+        if op.name in JUMPS:
+            tolerance = replace(tolerance, jumping=JUMPING_SHARE)
     return tolerance
 
 
@@ -124,12 +147,18 @@ def compare_values(
             tolerance = EXACT
         if actual.dtype != expected.dtype:
             actual, expected = _narrowed(actual, expected)
+        if tolerance.merged and expected.is_floating_point() and expected.layout == torch.strided:
+            actual, expected = _merged(actual), _merged(expected)
         absolute = tolerance.absolute
         if tolerance.norm and expected.layout == torch.strided and not expected.is_nested:
             finite = expected.abs()
             finite = finite[torch.isfinite(finite)]
             if finite.numel():
                 absolute += tolerance.norm * max(scale, float(finite.max()))
+        if tolerance.jumping and actual.shape == expected.shape:
+            near = torch.isclose(actual, expected, tolerance.relative, absolute, equal_nan=True)
+            if int((~near).sum()) <= max(1, int(tolerance.jumping * near.numel())):
+                return
         try:
             assert_close(
                 actual,
@@ -141,6 +170,11 @@ def compare_values(
             )
         except AssertionError as error:
             raise Mismatch(f"{what}: {_one_line(error)}") from None
+
+
+def _merged(tensor: Tensor) -> Tensor:
+    """NaN and both infinities as one value."""
+    return torch.where(torch.isfinite(tensor), tensor, torch.full_like(tensor, torch.inf))
 
 
 def _narrowed(actual: Tensor, expected: Tensor) -> tuple[Tensor, Tensor]:

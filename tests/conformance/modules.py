@@ -19,29 +19,36 @@ from .target import Target
 def examine_module(info: Any, run: Run, target: Target) -> Recorder:
     """Every module input of `info`, in training and (where it differs) evaluation mode."""
     record = Recorder()
+    dtype = getattr(torch, run.dtype)
     for training in (True, False) if info.train_and_eval_differ else (True,):
         seed(4321)
         inputs = info.module_inputs_func(
             info,
             device="cpu",
-            dtype=getattr(torch, run.dtype),
+            dtype=dtype,
             requires_grad=True,
             training=training,
         )
         for index, case in enumerate(inputs):
             if case.forward_input is not None:
                 what = f"{'train' if training else 'eval'} {index} {case.desc}".strip()
-                _examine_case(info, case, what, training, target, record)
+                _examine_case(info, case, what, training, dtype, target, record)
     return record
 
 
 def _examine_case(
-    info: Any, case: Any, what: str, training: bool, target: Target, record: Recorder
+    info: Any,
+    case: Any,
+    what: str,
+    training: bool,
+    dtype: torch.dtype,
+    target: Target,
+    record: Recorder,
 ) -> None:
     args, kwargs = case.forward_input.args, case.forward_input.kwargs
     try:
         module = info.module_cls(*case.constructor_input.args, **case.constructor_input.kwargs)
-        module.train(training)
+        module.to(dtype).train(training)
         if info.is_lazy:
             with torch.no_grad():
                 module(*args, **kwargs)

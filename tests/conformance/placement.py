@@ -72,7 +72,8 @@ class Twins:
             if tensor.dtype not in UP:
                 return tensor.clone()
             # The card's own rounding of the inputs: none in ieee mode, to DLFloat16 in dl16.
-            rounded = tensor.to(self.device).cpu() if tensor.dtype == torch.float16 else tensor
+            dense = tensor.layout == torch.strided and tensor.dtype == torch.float16
+            rounded = tensor.to(self.device).cpu() if dense else tensor
             return rounded.to(UP[tensor.dtype], copy=True)
 
         return self._build(convert, widen, requires_grad, None, None)
