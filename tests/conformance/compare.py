@@ -83,7 +83,7 @@ JUMPS: dict[str, str] = {
     "grid_sampler_3d": "the gradient jumps where a coordinate enters the next cell",
     "nn.functional.grid_sample": "the gradient jumps where a coordinate enters the next cell",
 }
-JUMPING_SHARE = 0.05
+JUMPING_SHARE = 0.08
 # Results of these have unit scale whatever their largest value: x - mean cancels.
 UNIT_SCALE = ("layer_norm", "group_norm", "instance_norm", "batch_norm")
 
