@@ -75,7 +75,7 @@ CONDITIONING: dict[str, tuple[float, str]] = {
     "nn.functional.normalize": (8, "terms as large as 1/norm cancel in the gradient"),
 }
 # 16-bit runs: operators that jump, so that a rounding before the jump moves an element across it.
-# So many of their elements may differ.
+# So large a share of their elements, or two (a move changes two bins), may differ.
 JUMPS: dict[str, str] = {
     "div": "truncation and floor of a rounded quotient",
     "histc": "the edge of a bin",
@@ -157,7 +157,7 @@ def compare_values(
                 absolute += tolerance.norm * max(scale, float(finite.max()))
         if tolerance.jumping and actual.shape == expected.shape:
             near = torch.isclose(actual, expected, tolerance.relative, absolute, equal_nan=True)
-            if int((~near).sum()) <= max(1, int(tolerance.jumping * near.numel())):
+            if int((~near).sum()) <= max(2, int(tolerance.jumping * near.numel())):
                 return
         try:
             assert_close(
