@@ -1,9 +1,13 @@
 #include "torch/engine.h"
 
+#include <ATen/Parallel.h>
+
+#include <atomic>
 #include <memory>
 #include <mutex>
 #include <string>
 
+#include "machine/pool.h"
 #include "torch/current.h"
 #include "torch/errors.h"
 #include "torch/interrupt.h"
@@ -28,6 +32,17 @@ card::Step make_step(const card::Device& device, card::Engine engine, const char
   return step;
 }
 
+// The pool's budget follows torch.set_num_threads, which tells nobody: work that is large enough to
+// be split looks whether the number has changed. OPENSPYRE_THREADS fixes the budget instead.
+void follow_torch_threads(int64_t bytes) {
+  static std::atomic<int> seen{0};
+  if (bytes <= kInlineBytes || card::Runtime::get().config().threads > 0) return;
+  const int wanted = at::get_num_threads();
+  if (seen.load(std::memory_order_relaxed) == wanted) return;
+  seen.store(wanted, std::memory_order_relaxed);
+  machine::Pool::get().set_threads(wanted);
+}
+
 // Work that refers to its submitter's frame: given up when that frame is left early.
 struct Borrowed {
   std::mutex mutex;
@@ -41,6 +56,7 @@ void run_on_card(card::Device& device, card::Engine engine, const char* what, in
   const card::StreamId stream = current_stream(device.index);
   auto borrowed = std::make_shared<Borrowed>();
   borrowed->work = std::move(work);
+  follow_torch_threads(bytes);
   card::Step step = make_step(device, engine, what, bytes);
   step.may_run_inline = true;  // the caller waits anyhow
   step.work = [borrowed] {
@@ -71,6 +87,7 @@ void wait_for_stream(card::Device& device, card::StreamId stream) {
 
 void submit_to_card(card::Device& device, card::Engine engine, const char* what, int64_t bytes,
                     std::function<void()> work) {
+  follow_torch_threads(bytes);
   card::Step step = make_step(device, engine, what, bytes);
   step.may_run_inline = bytes <= kInlineBytes;
   step.work = std::move(work);
