@@ -54,6 +54,9 @@ struct Place {
 
 // Where a non-empty spyre tensor lies, for an access as `dtype`.
 Place place_of(const at::Tensor& tensor) {
+  if (C10_UNLIKELY(card::Runtime::get().in_forked_child())) {
+    device_at(tensor.device());  // raises: the card belongs to the parent
+  }
   int64_t host_offset = 0;
   Allocation* allocation = allocation_of(tensor, &host_offset);
   TORCH_CHECK(allocation != nullptr, "spyre: a tensor of ", tensor.sizes(), " ",
@@ -272,6 +275,20 @@ void copy_same_dtype(const at::Tensor& src, const at::Tensor& dst, bool non_bloc
   }
 }
 
+// `tensor` with its expanded dimensions narrowed to one element, and whether there were any.
+std::pair<at::Tensor, bool> without_expansion(const at::Tensor& tensor) {
+  c10::SmallVector<int64_t, 6> narrow(tensor.sizes().begin(), tensor.sizes().end());
+  bool expanded = false;
+  for (int64_t d = 0; d < tensor.dim(); ++d) {
+    if (tensor.stride(d) == 0 && tensor.size(d) > 1) {
+      narrow[d] = 1;
+      expanded = true;
+    }
+  }
+  if (!expanded) return {tensor, false};
+  return {tensor.as_strided(narrow, tensor.strides(), tensor.storage_offset()), true};
+}
+
 at::Tensor copy_from(const at::Tensor& self, const at::Tensor& dst, bool non_blocking) {
   TORCH_CHECK(self.is_cpu() || self.is_privateuseone(), "spyre: cannot copy from ", self.device(),
               " to ", dst.device(), "; copy through the CPU: tensor.cpu().to(\"", dst.device(),
@@ -315,7 +332,12 @@ at::Scalar local_scalar_dense(const at::Tensor& self) {
 
 at::Tensor& fill_scalar(at::Tensor& self, const at::Scalar& value) {
   if (self.numel() == 0) return self;
-  at::assert_no_internal_overlap(self);
+  // As on the CPU, an expanded tensor may be filled: its elements are written once.
+  if (const auto [source, expanded] = without_expansion(self); expanded) {
+    at::Tensor narrow = source;
+    fill_scalar(narrow, value);
+    return self;
+  }
   const at::Tensor one = at::empty({}, self.options().device(at::kCPU)).fill_(value);
   const Place place = place_of(self);
   const Allocation& allocation = *place.allocation;
@@ -353,19 +375,7 @@ at::Tensor& zero(at::Tensor& self) { return fill_scalar(self, 0); }
 at::Tensor to_host(const at::Tensor& self, std::optional<at::ScalarType> dtype) {
   const at::ScalarType type = dtype.value_or(self.scalar_type());
   const auto options = at::TensorOptions().dtype(type);
-  at::Tensor source = self;
-  // Expanded dimensions are read once.
-  c10::SmallVector<int64_t, 6> narrow(self.sizes().begin(), self.sizes().end());
-  bool expanded = false;
-  for (int64_t d = 0; d < self.dim(); ++d) {
-    if (self.stride(d) == 0 && self.size(d) > 1) {
-      narrow[d] = 1;
-      expanded = true;
-    }
-  }
-  if (expanded) {
-    source = self.as_strided(narrow, self.strides(), self.storage_offset());
-  }
+  const auto [source, expanded] = without_expansion(self);  // expanded dimensions are read once
   at::Tensor host =
       source.is_contiguous()
           ? at::empty(source.sizes(), options)
