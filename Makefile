@@ -48,10 +48,12 @@ $(1)/.stamp-torch: $(1)/.stamp-venv
 $(1)/.stamp-dev: $(1)/.stamp-torch requirements-dev.txt
 	$(1)/bin/pip install -q $(PIP_ARGS) torch==$(2) -r requirements-dev.txt
 	touch $$@
+# The stamp carries the time at which the build began: a file edited meanwhile is built next time.
 $(1)/.stamp-openspyre: $(1)/.stamp-dev $(NATIVE) openspyre/__init__.py
+	@touch $(1)/.building
 	PATH="$(CURDIR)/$(1)/bin:$$$$PATH" $(1)/bin/pip install -q $(PIP_ARGS) --no-build-isolation --no-deps -e . \
 	  -C build-dir=build/$(patsubst .%,%,$(1))
-	touch $$@
+	@mv $(1)/.building $$@
 endef
 $(eval $(call environment,$(VENV),$(TORCH)))
 $(eval $(call environment,$(NEXT),$(TORCH_NEXT)))

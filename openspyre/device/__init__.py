@@ -29,6 +29,7 @@ from openspyre.device import (
     devices,
     layouts,
     memory,
+    modules,
     numerics,
     random,
     safetensors,
@@ -72,6 +73,7 @@ from openspyre.device.memory import (
     reset_accumulated_memory_stats,
     reset_peak_memory_stats,
 )
+from openspyre.device.modules import move_module
 from openspyre.device.random import (
     default_generators,
     fork_rng,
@@ -168,6 +170,8 @@ __all__ = [
     "memory_snapshot",
     "memory_stats",
     "memory_summary",
+    "modules",
+    "move_module",
     "numerics",
     "random",
     "reset_accumulated_memory_stats",

@@ -26,6 +26,7 @@ SUBMODULES = (
     "devices",
     "layouts",
     "memory",
+    "modules",
     "numerics",
     "random",
     "safetensors",
@@ -56,7 +57,11 @@ def register(module: ModuleType) -> None:
     torch._register_device_module(NAME, module)
     for name in SUBMODULES:
         sys.modules[f"torch.{NAME}.{name}"] = importlib.import_module(f"{module.__name__}.{name}")
-    generate_methods_for_privateuse1_backend(for_storage=True)
+    generate_methods_for_privateuse1_backend(for_module=False, for_storage=True)
+    # torch's generated Module.spyre would untie shared parameters (modules.py).
+    torch.nn.Module.spyre = importlib.import_module(  # type: ignore[attr-defined]
+        f"{module.__name__}.modules"
+    ).module_spyre
     _registered = True
 
 
