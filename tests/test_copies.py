@@ -178,7 +178,9 @@ def test_copies_with_a_cast_equal_the_cpus(
     values = torch.randint(0, 100, shape, generator=generator)  # exact in every dtype
     source = values.to(pair[0])
     expected = source.to(pair[1])
-    assert_bits_equal(torch.empty(shape, dtype=pair[1], device="spyre").copy_(source).cpu(), expected)
+    assert_bits_equal(
+        torch.empty(shape, dtype=pair[1], device="spyre").copy_(source).cpu(), expected
+    )
     assert_bits_equal(torch.empty(shape, dtype=pair[1]).copy_(source.to("spyre")), expected)
     assert_bits_equal(source.to("spyre").to(pair[1]).cpu(), expected)
 
@@ -214,7 +216,9 @@ def test_b013_offset_plus_step_on_a_non_stick_dimension() -> None:
 def test_b014_whole_row_offset_on_a_padded_base() -> None:
     base = torch.arange(400.0).view(4, 100).half().to("spyre")
     x = base[1:, :]
-    assert_bits_equal((x + x).cpu(), through_card(2 * torch.arange(400.0).view(4, 100)[1:].half(), mode()))
+    assert_bits_equal(
+        (x + x).cpu(), through_card(2 * torch.arange(400.0).view(4, 100)[1:].half(), mode())
+    )
 
 
 def test_b016_host_copy_into_a_slice_shorter_than_a_stick() -> None:

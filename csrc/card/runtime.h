@@ -79,7 +79,7 @@ class Runtime {
   void set_numerics(const machine::Numerics& numerics);
   bool execute() const noexcept;
 
-  DeviceState state(int index);          // NotInitialized before the start; never starts anything
+  DeviceState state(int index);  // NotInitialized before the start; never starts anything
   // Brings the memory words and the heartbeat of the statistics page up to date. Submissions and
   // waits call it, at most every 100 ms.
   void refresh_stats() noexcept;
