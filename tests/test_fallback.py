@@ -11,8 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-
-from tests.oracles import assert_bits_equal, decode_dl16, encode_dl16
+from oracles import assert_bits_equal, decode_dl16, encode_dl16
 
 spyre = torch.spyre
 
