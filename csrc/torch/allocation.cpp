@@ -13,6 +13,7 @@
 #include "torch/dtypes.h"
 #include "torch/engine.h"
 #include "torch/errors.h"
+#include "torch/interrupt.h"
 
 namespace openspyre::device {
 namespace {
@@ -341,7 +342,16 @@ class DeviceAllocator final : public c10::DeviceAllocator {
   void emptyCache(c10::MempoolId_t) override {
     if (!initialized()) return;
     for (int i = 0; i < card::Runtime::get().device_count(); ++i) {
-      guarded([&] { device_at(i).memory->empty_cache(); });
+      card::Device& device = device_at(i);
+      // Queued work may still touch freed places of its own stream: their regions must not go to
+      // another function of the card before it has ended. A failed stream keeps its error.
+      try {
+        interruptible([&](const std::function<bool()>& interrupt) {
+          device.streams->synchronize_all(interrupt);
+        });
+      } catch (const card::StreamFailure&) {
+      }
+      guarded([&] { device.memory->empty_cache(); });
     }
   }
   void recordStream(const c10::DataPtr& data, c10::Stream stream) override {
