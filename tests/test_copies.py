@@ -156,7 +156,7 @@ def test_non_blocking_copies_equal_the_cpus_after_a_synchronize(case: Any) -> No
     staged = source.clone()
     to.view(there).copy_(from_.view(staged), non_blocking=True)
     if staged.numel():
-        staged.view(torch.uint8).fill_(0x5A)  # RT46: the source may be reused at once
+        staged.view(-1).view(torch.uint8).fill_(0x5A)  # RT46: the source may be reused at once
     pinned = torch.empty(target.shape, dtype=dtype, pin_memory=True)
     pinned.copy_(there, non_blocking=True)
     torch.spyre.synchronize()

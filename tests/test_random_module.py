@@ -66,9 +66,9 @@ def test_fork_rng_restores_cpu_and_device() -> None:
 
 def test_default_generators_are_one_per_device() -> None:
     assert len(spyre.default_generators) == spyre.device_count()
-    generator = spyre.default_generators[0]
-    assert generator.device == torch.device("spyre", 0)
-    assert [g.device for g in spyre.default_generators[:]] == [generator.device]
+    devices = [torch.device("spyre", i) for i in range(spyre.device_count())]
+    assert [g.device for g in spyre.default_generators[:]] == devices
+    assert spyre.default_generators[0].device == devices[0]
     with pytest.raises(IndexError):
         spyre.default_generators[5]
 

