@@ -1,4 +1,4 @@
-"""DLPack: a capsule goes back to the same storage; everybody else refuses the card's address (PT20)."""
+"""DLPack: a capsule goes back to its storage; others refuse the card's address (PT20)."""
 
 from __future__ import annotations
 
