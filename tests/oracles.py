@@ -63,8 +63,12 @@ def through_card(tensor: torch.Tensor, mode: str) -> torch.Tensor:
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor's bytes, for comparisons that tell -0 from 0 and NaN from NaN."""
-    dense = tensor.detach().cpu().resolve_conj().resolve_neg().clone(
-        memory_format=torch.contiguous_format
+    dense = (
+        tensor.detach()
+        .cpu()
+        .resolve_conj()
+        .resolve_neg()
+        .clone(memory_format=torch.contiguous_format)
     )
     flat = dense.reshape(-1).clone()  # a view of one element may keep a stride
     return flat.view(torch.uint8) if flat.numel() else torch.empty(0, dtype=torch.uint8)
