@@ -1,11 +1,15 @@
 """Autograd through device tensors: values, streams and devices of the backward threads."""
 
+# torch's stubs know neither the generated names nor what a test has made sure of.
+# mypy: disable-error-code="union-attr"
+
 from __future__ import annotations
 
 import threading
 
 import pytest
 import torch
+from conftest import RunPython
 
 from openspyre.ops import backward_threads
 
@@ -63,7 +67,7 @@ def test_saved_tensors_notice_in_place_changes() -> None:
         y.sum().backward()
 
 
-def test_pt17_backward_threads_have_the_right_device_and_stream(run_python) -> None:
+def test_pt17_backward_threads_have_the_right_device_and_stream(run_python: RunPython) -> None:
     run_python(
         """
 import threading
@@ -131,7 +135,7 @@ def test_backward_from_several_threads() -> None:
         assert torch.equal(difference, torch.zeros(16))
 
 
-def test_a_script_may_end_right_after_backward(run_python) -> None:
+def test_a_script_may_end_right_after_backward(run_python: RunPython) -> None:
     code = """
 import torch
 x = torch.ones(4, device="spyre:1", requires_grad=True)

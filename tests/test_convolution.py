@@ -1,8 +1,12 @@
 """Convolutions, which PyTorch leaves to the backend (PT2), against the CPU."""
 
+# torch's stubs know neither the generated names nor what a test has made sure of.
+# mypy: disable-error-code="union-attr"
+
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -48,7 +52,7 @@ IDS = [case[0] for case in CASES]
 @pytest.mark.parametrize("case", CASES, ids=IDS)
 @pytest.mark.parametrize("with_bias", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
-def test_pt2_forward_and_backward_equal_cpu(case, with_bias: bool, dtype: torch.dtype) -> None:
+def test_pt2_forward_and_backward_equal_cpu(case: Any, with_bias: bool, dtype: torch.dtype) -> None:
     _, x_shape, w_shape, channels, compute = case
     torch.manual_seed(0)
     device = [torch.randn(x_shape), torch.randn(w_shape)]

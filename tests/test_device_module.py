@@ -1,13 +1,18 @@
 """torch.spyre as a module: devices, properties, numerics, fallback, what torch calls on it."""
 
+# torch's stubs know neither the generated names nor what a test has made sure of.
+# mypy: disable-error-code="attr-defined,operator"
+
 from __future__ import annotations
 
 import io
 import os
 import threading
+from pathlib import Path
 
 import pytest
 import torch
+from conftest import RunPython
 
 import openspyre.device as module
 from openspyre.card import GIB
@@ -87,7 +92,7 @@ def test_properties_are_those_of_the_modelled_card() -> None:
     assert torch.float16 in spyre.get_device_capability()["supported_dtypes"]
 
 
-def test_device_context_nests_and_is_thread_local(run_python) -> None:
+def test_device_context_nests_and_is_thread_local(run_python: RunPython) -> None:
     run_python(
         """
 import threading, torch
@@ -118,7 +123,7 @@ assert s.current_device() == 0
     )
 
 
-def test_virtual_functions_say_what_they_are(run_python) -> None:
+def test_virtual_functions_say_what_they_are(run_python: RunPython) -> None:
     run_python(
         """
 import torch
@@ -138,7 +143,7 @@ def test_amp_names_its_dtypes_and_autocast_opens() -> None:
         assert torch.is_autocast_enabled("spyre")
 
 
-def test_numerics_change_only_without_tensors(run_python) -> None:
+def test_numerics_change_only_without_tensors(run_python: RunPython) -> None:
     run_python(
         """
 import torch
@@ -200,7 +205,7 @@ def test_fallback_report_counts_calls_and_bytes() -> None:
     assert "No operation" in str(spyre.fallback_report())
 
 
-def test_b149_save_and_load_keep_the_device_index(run_python) -> None:
+def test_b149_save_and_load_keep_the_device_index(run_python: RunPython) -> None:
     run_python(
         """
 import io, torch
@@ -226,7 +231,7 @@ def test_torch_load_restores_on_the_device() -> None:
     assert torch.load(buffer)["w"].device == torch.device("spyre", 0)
 
 
-def test_pt22_safetensors_through_the_own_function(tmp_path) -> None:
+def test_pt22_safetensors_through_the_own_function(tmp_path: Path) -> None:
     pytest.importorskip("safetensors")
     path = tmp_path / "weights.safetensors"
     base = torch.arange(12, device="spyre", dtype=torch.float32)

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from conftest import RunPython
 
 spyre = torch.spyre
 # One region of 4 MiB is the whole card.
@@ -82,7 +83,7 @@ def test_rt6_batches_are_freed_for_larger_ones() -> None:
     assert spyre.memory_allocated() == before
 
 
-def test_rt7_neighbours_coalesce(run_python) -> None:
+def test_rt7_neighbours_coalesce(run_python: RunPython) -> None:
     run_python(
         """
 import itertools, torch
@@ -182,7 +183,7 @@ class Knot:
 """
 
 
-def test_rt12_b109_garbage_is_collected_on_exhaustion(run_python) -> None:
+def test_rt12_b109_garbage_is_collected_on_exhaustion(run_python: RunPython) -> None:
     run_python(
         KNOT
         + """
@@ -199,7 +200,7 @@ for i in range(50):
     )
 
 
-def test_b110_pt11_pressure_from_many_threads_does_not_hang(run_python) -> None:
+def test_b110_pt11_pressure_from_many_threads_does_not_hang(run_python: RunPython) -> None:
     run_python(
         KNOT
         + """
@@ -223,7 +224,7 @@ assert count[0] > 0 and torch.spyre.memory_allocated() == 0
     )
 
 
-def test_rt13_rt14_live_tensors_exhaust_the_card(run_python) -> None:
+def test_rt13_rt14_live_tensors_exhaust_the_card(run_python: RunPython) -> None:
     run_python(
         """
 import torch
@@ -248,7 +249,7 @@ assert torch.empty(250_000, device="spyre").numel() == 250_000
     )
 
 
-def test_rt15_verdicts_tell_exhausted_from_fragmented(run_python) -> None:
+def test_rt15_verdicts_tell_exhausted_from_fragmented(run_python: RunPython) -> None:
     run_python(
         """
 import torch
@@ -272,7 +273,7 @@ assert torch.spyre.fragmentation().score == 0
     )
 
 
-def test_rt16_a_request_larger_than_any_region_changes_nothing(run_python) -> None:
+def test_rt16_a_request_larger_than_any_region_changes_nothing(run_python: RunPython) -> None:
     run_python(
         """
 import torch
@@ -306,7 +307,7 @@ except torch.OutOfMemoryError as error:
 """
 
 
-def test_rt17_b112_virtual_functions_run_out_of_handles(run_python) -> None:
+def test_rt17_b112_virtual_functions_run_out_of_handles(run_python: RunPython) -> None:
     env = {
         "OPENSPYRE_CARD": "tiny",
         "OPENSPYRE_REGION_MIN": "1M",
@@ -318,7 +319,7 @@ def test_rt17_b112_virtual_functions_run_out_of_handles(run_python) -> None:
     assert run_python(HANDLES, {**env, "OPENSPYRE_DEVICES": "0"}).stdout.strip() == "all"
 
 
-def test_rt18_regions_come_and_go(run_python) -> None:
+def test_rt18_regions_come_and_go(run_python: RunPython) -> None:
     run_python(
         """
 import torch
@@ -337,7 +338,7 @@ assert free == total == 16 << 20
     )
 
 
-def test_rt19_tenants_share_a_card_and_not_their_memory(run_python) -> None:
+def test_rt19_tenants_share_a_card_and_not_their_memory(run_python: RunPython) -> None:
     run_python(
         """
 import torch
@@ -386,7 +387,7 @@ def test_rt22_rt27_program_memory_is_apart() -> None:
     assert spyre.memory_stats()["program_bytes.current"] == 0
 
 
-def test_rt27_free_memory_counts_tensor_bytes(run_python) -> None:
+def test_rt27_free_memory_counts_tensor_bytes(run_python: RunPython) -> None:
     run_python(
         """
 import torch
@@ -492,7 +493,7 @@ def test_rt26_the_viewer_program_reads_a_dump(tmp_path: Path) -> None:
     assert out.stat().st_size > 1000
 
 
-def test_history_shows_an_out_of_memory(run_python) -> None:
+def test_history_shows_an_out_of_memory(run_python: RunPython) -> None:
     run_python(
         """
 import torch
@@ -528,7 +529,7 @@ def test_rt28_view_pointers_are_token_arithmetic() -> None:
     assert spyre.memory._C.find_token(id(x)) is None
 
 
-def test_rt28_a_host_dereference_faults(run_python) -> None:
+def test_rt28_a_host_dereference_faults(run_python: RunPython) -> None:
     done = run_python(
         """
 import ctypes, torch
@@ -573,7 +574,7 @@ def test_pt10_accelerator_memory_functions_agree() -> None:
     a.empty_cache()
 
 
-def test_pt12_statistics_are_per_device(run_python) -> None:
+def test_pt12_statistics_are_per_device(run_python: RunPython) -> None:
     run_python(
         """
 import torch
@@ -618,7 +619,7 @@ def test_b118_a_storage_that_shrinks_keeps_its_data() -> None:
     spyre.memory._C.check_memory(0)
 
 
-def test_execute_off_gives_addresses_and_no_bytes(run_python) -> None:
+def test_execute_off_gives_addresses_and_no_bytes(run_python: RunPython) -> None:
     run_python(
         """
 import torch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import tomllib
 from importlib.metadata import distribution, entry_points
 from pathlib import Path
@@ -337,3 +338,34 @@ def test_b175_a_malformed_variable_breaks_the_first_use_and_nothing_before(
     )
     assert name in done.stdout
     assert done.stderr == ""
+
+
+# --- pitfalls of building and testing
+
+
+def test_pt36_the_build_takes_the_installed_torch_of_the_pinned_version() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    installs = [line for line in makefile.splitlines() if "pip install" in line and "-e ." in line]
+    assert installs and all("--no-build-isolation --no-deps" in line for line in installs)
+    assert "torch==$(TORCH)" in makefile
+    unpinned = [
+        line
+        for line in makefile.splitlines()
+        if "pip install" in line
+        and " torch" in line
+        and "torch==" not in line
+        and not line.startswith("#")
+    ]
+    assert unpinned == []
+    build = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
+    assert not any(requirement.startswith("torch") for requirement in build)
+
+
+def test_pt38_nothing_depends_on_torchs_own_test_files() -> None:
+    """Of torch's testing only what lies in the wheel: the package torch.testing."""
+    for file in [*(ROOT / "tests").rglob("*.py"), *(ROOT / "openspyre").rglob("*.py")]:
+        for node in ast.walk(ast.parse(file.read_text())):
+            modules = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                modules = [node.module]
+            assert not [m for m in modules if m == "torch.test" or m.startswith("torch.test.")]

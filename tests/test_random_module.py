@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from conftest import RunPython
 
 spyre = torch.spyre
 
@@ -73,7 +74,7 @@ def test_default_generators_are_one_per_device() -> None:
         spyre.default_generators[5]
 
 
-def test_devices_draw_independently(run_python) -> None:
+def test_devices_draw_independently(run_python: RunPython) -> None:
     run_python(
         """
 import torch

@@ -6,11 +6,14 @@ import itertools
 
 import pytest
 import torch
+from conftest import RunPython
 
 NO_DEVICE = {"FLEX_DEVICE": "MOCK", "AIU_WORLD_SIZE": "0"}
 
 
-def test_rt73_import_is_silent_and_the_first_tensor_starts_the_runtime(run_python) -> None:
+def test_rt73_import_is_silent_and_the_first_tensor_starts_the_runtime(
+    run_python: RunPython,
+) -> None:
     done = run_python(
         """
 import torch, threading, os
@@ -40,7 +43,7 @@ assert s.get_device_state() is s.SpyreDeviceState.Ok
         ({"SPYRE_DEVICES": "a,b"}, 0),
     ],
 )
-def test_rt74_visible_devices(run_python, env: dict[str, str], count: int) -> None:
+def test_rt74_visible_devices(run_python: RunPython, env: dict[str, str], count: int) -> None:
     done = run_python("import torch; print(torch.spyre.device_count())", env)
     assert done.stdout.strip() == str(count)
 
@@ -58,7 +61,7 @@ def test_rt74_visible_devices(run_python, env: dict[str, str], count: int) -> No
     ],
 )
 def test_rt74_rt75_b173_b175_bad_environment_raises_at_first_use(
-    run_python, env: dict[str, str], says: str
+    run_python: RunPython, env: dict[str, str], says: str
 ) -> None:
     """device_count and is_available never throw; the first use raises ValueError."""
     done = run_python(
@@ -87,7 +90,7 @@ assert torch.ones(2).sum() == 2
     assert done.stdout.count(says) >= 5
 
 
-def test_rt75_local_rank_picks_the_current_device(run_python) -> None:
+def test_rt75_local_rank_picks_the_current_device(run_python: RunPython) -> None:
     code = "import torch; print(torch.ones(1, device='spyre').device)"
     env = {"OPENSPYRE_CARDS": "2", "OPENSPYRE_CARD": "tiny"}
     assert run_python(code, env).stdout.strip() == "spyre:0"
@@ -106,12 +109,12 @@ FIRST_USES = (
 
 @pytest.mark.parametrize("first", FIRST_USES)
 @pytest.mark.parametrize("imports", ["import torch", "import openspyre, torch"])
-def test_b176_every_first_use_works(run_python, imports: str, first: str) -> None:
+def test_b176_every_first_use_works(run_python: RunPython, imports: str, first: str) -> None:
     others = "\n".join(use for use in FIRST_USES if use != first)
     run_python(f"{imports}\n{first}\n{others}\nassert torch.spyre.is_initialized()")
 
 
-def test_b176_autoload_off_needs_register(run_python) -> None:
+def test_b176_autoload_off_needs_register(run_python: RunPython) -> None:
     run_python(
         """
 import torch
@@ -152,7 +155,7 @@ sys.exit(os.waitstatus_to_exitcode(status))
 """
 
 
-def test_pt28_a_forked_child_is_told_to_spawn(run_python) -> None:
+def test_pt28_a_forked_child_is_told_to_spawn(run_python: RunPython) -> None:
     for child in ("torch.ones(1, device='spyre')", "s.init()", "x.cpu()", "s.synchronize()"):
         done = run_python(
             FORK.format(
@@ -166,7 +169,7 @@ def test_pt28_a_forked_child_is_told_to_spawn(run_python) -> None:
         assert "spawn" in done.stdout and "ForkedChild" in done.stdout, (child, done.stdout)
 
 
-def test_pt28_a_child_forked_before_the_first_use_works(run_python) -> None:
+def test_pt28_a_child_forked_before_the_first_use_works(run_python: RunPython) -> None:
     run_python(
         FORK.format(
             before="",
@@ -176,7 +179,7 @@ def test_pt28_a_child_forked_before_the_first_use_works(run_python) -> None:
     )
 
 
-def test_pt28_the_cpu_works_in_the_forked_child(run_python) -> None:
+def test_pt28_the_cpu_works_in_the_forked_child(run_python: RunPython) -> None:
     run_python(
         FORK.format(
             before="x = torch.ones(4, device='spyre')",
@@ -186,7 +189,7 @@ def test_pt28_the_cpu_works_in_the_forked_child(run_python) -> None:
     )
 
 
-def test_a_failing_use_leaves_the_process_alive(run_python) -> None:
+def test_a_failing_use_leaves_the_process_alive(run_python: RunPython) -> None:
     run_python(
         """
 import torch
@@ -207,7 +210,7 @@ assert torch.ones(2, device="spyre").sum().item() == 2
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(("torch", "openspyre.device"))))
-def test_import_orders(run_python, order: tuple[str, str]) -> None:
+def test_import_orders(run_python: RunPython, order: tuple[str, str]) -> None:
     done = run_python(
         "\n".join(f"import {name}" for name in order)
         + "\nimport torch; assert torch.spyre is openspyre.device"
