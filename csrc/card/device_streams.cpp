@@ -102,11 +102,19 @@ uint64_t DeviceStreams::submit(StreamId id, Step step) {
   if (static_cast<int>(step.engine) >= kEngines)
     throw std::invalid_argument("step '" + step.name + "' names no engine of the card");
   Scheduler::Lock lock(shared().mutex);
-  if (stream.failure) {
-    const FailurePtr failure = stream.failure;
-    lock.unlock();
-    refuse(*failure, "'" + step.name + "'", impl.device, id);
+  for (;;) {
+    if (stream.failure) {
+      const FailurePtr failure = stream.failure;
+      lock.unlock();
+      refuse(*failure, "'" + step.name + "'", impl.device, id);
+    }
+    After edges;
+    impl.order_step(stream, step, edges);
+    if (edges.empty()) break;
+    Scheduler::finish(lock, edges);  // which gives the lock away: look again
+    lock.lock();
   }
+  impl.record_step(stream, step);
 
   if (!step.correlation) step.correlation = next_correlation();
   const uint64_t correlation = step.correlation;
@@ -151,6 +159,7 @@ void DeviceStreams::signal(StreamId id, const EventPtr& event) {
     throw std::logic_error("an event is signalled once; make a new one for each record");
   After after;
   impl_->clock_signal(stream, event, impl_->host_ns());
+  impl_->order_signal(stream, *event);
   if (stream.failure) {
     impl_->fire(*event, stream.failure, after);
   } else {
@@ -174,6 +183,7 @@ void DeviceStreams::wait(StreamId id, const EventPtr& event) {
   }
   note_use(*impl_, stream);
   impl_->clock_wait(stream, event);
+  impl_->order_wait(stream, event);
   stream.queue.push_back({Op::Kind::Wait, StreamError::Success, Timeline::kNoSlot, {}, event});
   After after;
   impl_->advance(stream, after);
@@ -181,7 +191,12 @@ void DeviceStreams::wait(StreamId id, const EventPtr& event) {
 }
 
 bool DeviceStreams::query(const EventPtr& event) {
-  return checked(event).state.load(std::memory_order_acquire) != Event::State::Pending;
+  const bool fired = checked(event).state.load(std::memory_order_acquire) != Event::State::Pending;
+  if (fired && !event->order.empty()) {
+    std::lock_guard<std::mutex> lock(shared().mutex);
+    shared().host_order.merge(event->order);
+  }
+  return fired;
 }
 
 void DeviceStreams::synchronize_event(const EventPtr& event,
@@ -191,6 +206,7 @@ void DeviceStreams::synchronize_event(const EventPtr& event,
   {
     Scheduler::Lock lock(shared().mutex);
     impl_->wait_for(lock, *event, interrupt);
+    impl_->order_host(event->order);
     impl_->host_reaches(event->time_ns.load(std::memory_order_relaxed));
     poison = event->poison;
   }
@@ -213,6 +229,7 @@ bool DeviceStreams::query(StreamId id) {
     std::lock_guard<std::mutex> lock(shared().mutex);
     failure = stream.failure;
     quiet = stream.quiet();
+    if (quiet) impl_->order_host(stream.order);
   }
   if (failure) failure->raise();
   return quiet;
@@ -231,7 +248,9 @@ void DeviceStreams::synchronize(StreamId id, const std::function<bool()>& interr
     Scheduler::Lock lock(shared().mutex);
     const bool resolved = stream.clock.deferred.empty();
     const int64_t reached = stream.clock.ready_ns;  // before later submissions of other threads
+    const VectorClock order = stream.order;
     impl_->wait_for(lock, stream, stream.submitted, interrupt);
+    impl_->order_host(order);
     impl_->host_reaches(resolved ? reached : stream.clock.ready_ns);
     if (impl_->stats)
       stat_set(impl_->stats->virtual_now_ns, static_cast<uint64_t>(impl_->device_ns()));
@@ -296,12 +315,28 @@ void DeviceStreams::reset(StreamId id) {
   Scheduler::finish(lock, after);
   lock.lock();
   impl_->wait_for(lock, stream, target, {});
+  impl_->order_host(stream.order);
   stream.failure = nullptr;
 }
 
 void DeviceStreams::inject_faults(std::optional<FaultPlan> plan) {
   std::lock_guard<std::mutex> lock(shared().mutex);
   impl_->faults.set(std::move(plan));
+}
+
+// --- hazards
+
+bool DeviceStreams::tracks_hazards() const noexcept { return impl_->tracks(); }
+
+void DeviceStreams::forget_block(const void* block) {
+  if (!tracks_hazards()) return;
+  std::lock_guard<std::mutex> lock(shared().mutex);
+  shared().hazards.forget(block);
+}
+
+size_t DeviceStreams::hazard_records() const {
+  std::lock_guard<std::mutex> lock(shared().mutex);
+  return shared().hazards.records();
 }
 
 // --- markers

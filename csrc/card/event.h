@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "card/hazards.h"
 #include "card/stream.h"
 
 namespace openspyre::card {
@@ -44,6 +45,7 @@ class Event {
   int host_waiters = 0;                  // threads in synchronize_event
   std::vector<Stream*> waiters;          // streams whose head waits for it
   std::vector<Stream*> virtual_waiters;  // streams whose virtual time waits for it
+  VectorClock order;                     // of its signal (hazards)
 };
 
 }  // namespace openspyre::card

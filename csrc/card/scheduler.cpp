@@ -119,6 +119,10 @@ Scheduler::~Scheduler() {
   std::lock_guard<std::mutex> lock(shared().mutex);
   auto& all = engines->devices;
   all.erase(std::remove(all.begin(), all.end(), this), all.end());
+  for (int i = 0; i < stream_count; ++i) {
+    shared().hazards.forget_stream(&streams[i]);
+    shared().host_order.forget(&streams[i]);
+  }
 }
 
 Stream& Scheduler::at(StreamId id) {

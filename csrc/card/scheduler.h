@@ -25,6 +25,7 @@
 #include "card/engine.h"
 #include "card/event.h"
 #include "card/fault.h"
+#include "card/hazards.h"
 #include "card/stats_page.h"
 #include "card/stream.h"
 #include "card/timeline.h"
@@ -71,6 +72,9 @@ struct Stream {
   std::condition_variable wake;
   FailurePtr failure;  // sticky
   VirtualStream clock;
+  uint64_t tracked = 0;  // steps whose order the hazard tracker knows
+  VectorClock order;
+  std::vector<EventPtr> unordered;  // waited for before their signals were submitted
 
   bool quiet() const { return completed.load(std::memory_order_relaxed) == submitted; }
 };
@@ -94,6 +98,8 @@ struct Shared {
   std::condition_variable event_fired;
   uint64_t activity = 0;  // counts submissions and completions, for the deadlock grace period
   int busy_lanes = 0;
+  HazardTracker hazards;
+  VectorClock host_order;  // what the host has waited for
 };
 inline Shared& shared() {
   static Shared* state = new Shared;  // leaked: workers may outlive static destruction
@@ -147,6 +153,15 @@ class Scheduler {
   int64_t host_ns() const { return engines->host_ns.load(std::memory_order_relaxed); }
   void host_reaches(int64_t ns);
   int64_t device_ns() const { return std::max(host_ns(), latest_end_ns); }
+
+  // --- hazard_order.cpp: who runs behind whom; no effect where hazards are off
+  bool tracks() const { return config.hazards != HazardMode::Off; }
+  // Throws Hazard (check) or makes `stream` wait (insert); call before the step has any effect.
+  void order_step(Stream& stream, const Step& step, After& after);
+  void record_step(Stream& stream, const Step& step);
+  void order_signal(Stream& stream, Event& event);
+  void order_wait(Stream& stream, const EventPtr& event);
+  void order_host(const VectorClock& reached);
 
   // --- waiting.cpp: host waits
   void wait_for(Lock& lock, Stream& stream, uint64_t target,

@@ -67,9 +67,26 @@ class Interrupted : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+// Refused by OPENSPYRE_HAZARDS=check: unordered steps of two streams touch the same bytes.
+class Hazard : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
 // One-shot (flex's model): signalled or poisoned once; a recorded torch.Event makes a new one.
 class Event;
 using EventPtr = std::shared_ptr<Event>;
+
+// What a step touches, for the hazard tracker. Only filled in where tracks_hazards().
+struct ByteRange {
+  uint64_t begin, end;  // bytes in the block, end excluded
+};
+struct Access {
+  const void* block = nullptr;  // the block's token: unique while the block lives
+  bool write = false;
+  std::vector<ByteRange> ranges;  // ascending and disjoint
+};
+enum class HazardMode : uint8_t { Off, Check, Insert };
 
 struct Step {
   Engine engine = Engine::Compute;
@@ -79,6 +96,7 @@ struct Step {
   uint64_t correlation = 0;     // 0: the device assigns the next id
   bool may_run_inline = false;  // small enough for the caller's thread on an idle stream
   std::function<void()> work;   // may be empty (synthetic step); an exception poisons the stream
+  std::vector<Access> accesses;
 };
 
 struct TimelineEntry {
@@ -119,6 +137,7 @@ struct StreamConfig {
   // How long a host wait for an event without a queued signal goes on, while nothing runs and
   // nothing is submitted, before it raises Deadlock (another thread may be about to signal).
   int64_t deadlock_grace_ms = 200;
+  HazardMode hazards = HazardMode::Off;  // of all devices of a process alike
 };
 
 // The engines of one card: shared by all its functions (a VF competes with its siblings).
@@ -137,7 +156,8 @@ class DeviceStreams {
   bool valid(StreamId id) const;
   std::vector<StreamId> used_streams() const;  // those that ever got work, ascending
 
-  // --- submission. Thread-safe. Throws StreamFailure at once when the stream is in error.
+  // --- submission. Thread-safe. Throws StreamFailure at once when the stream is in error, and
+  // Hazard, before anything has changed, in the mode Check.
   // Returns the correlation id.
   uint64_t submit(StreamId stream, Step step);
 
@@ -165,6 +185,11 @@ class DeviceStreams {
   DeviceState state() const;
   void reset(StreamId stream);  // drops queued work, clears the error; the stream works again
   void inject_faults(std::optional<FaultPlan> plan);
+
+  // --- hazards between streams (card/hazards.h)
+  bool tracks_hazards() const noexcept;
+  void forget_block(const void* block);  // it was freed: its bytes have no history
+  size_t hazard_records() const;         // of all devices, for tests
 
   // --- markers for the allocator: a number at the end of the queue, passed when all before ended
   uint64_t record_marker(StreamId stream);
