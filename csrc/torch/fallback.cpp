@@ -8,7 +8,8 @@
 //  - a written argument is returned as itself, resized if the CPU resized it;
 //  - a view operation is refused, never answered with a copy;
 //  - random operations draw from the device's generator and leave the CPU's untouched;
-//  - products of 16-bit operands are computed in float32.
+//  - products of 16-bit operands are computed in float32;
+//  - sparse COO tensors go and come as their indices and values.
 
 #include "torch/fallback.h"
 
@@ -29,6 +30,7 @@
 #include "torch/dtypes.h"
 #include "torch/generator.h"
 #include "torch/operator_facts.h"
+#include "torch/sparse.h"
 
 namespace openspyre::device {
 namespace {
@@ -41,8 +43,9 @@ struct Slot {
   at::Tensor host;
   bool written = false;
   bool read = false;
-  bool fresh = false;  // the CPU was given an empty out= instead
-  int shared = -1;     // the span of host memory that several tensors share, if any
+  bool fresh = false;      // the CPU was given an empty out= instead
+  int shared = -1;         // the span of host memory that several tensors share, if any
+  at::Tensor host_values;  // of a sparse tensor, as fetched
 };
 
 std::string describe_value(const c10::IValue& value) {
@@ -97,8 +100,11 @@ class SwappedCpuGenerator {
 
 class Call {
  public:
-  Call(const OperatorFacts& facts, Stack* stack)
-      : facts_(facts), stack_(stack), base_(stack->size() - facts.argument_count) {}
+  Call(const OperatorFacts& facts, c10::DispatchKey host_key, Stack* stack)
+      : facts_(facts),
+        host_key_(host_key),
+        stack_(stack),
+        base_(stack->size() - facts.argument_count) {}
 
   void run(const c10::OperatorHandle& op) {
     gather();
@@ -114,7 +120,7 @@ class Call {
     place_arguments();
     std::optional<SwappedCpuGenerator> swapped;
     if (facts_.seeded) seed(swapped);
-    op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack_);
+    op.redispatchBoxed(c10::DispatchKeySet(host_key_), stack_);
     swapped.reset();
     bring_results(scope);
     for (Slot& slot : slots_) {
@@ -192,9 +198,9 @@ class Call {
                 device_, " and ", tensor.device(), "! (", facts_.account->name, ", ",
                 describe(tensor), ")");
     TORCH_CHECK_NOT_IMPLEMENTED(
-        tensor.layout() == c10::kStrided && tensor.has_storage(), facts_.account->name, ": ",
-        describe(tensor),
-        " is not a dense tensor; the spyre device holds dense tensors only. "
+        tensor.is_sparse() || (tensor.layout() == c10::kStrided && tensor.has_storage()),
+        facts_.account->name, ": ", describe(tensor),
+        " is neither a dense nor a sparse COO tensor; the spyre device holds no others. "
         "Use .cpu() or .to_dense() first.");
     const int index = slot_of(tensor);
     const bool written = a.written && (training_ || !a.if_training);
@@ -230,6 +236,7 @@ class Call {
   // Whether this call computes 16-bit operands in float32: when it has some, and no other floating
   // dtype that the CPU's kernel would have refused to mix with them.
   bool choose_wide() {
+    if (facts_.dtype >= 0 && !argument(facts_.dtype).isNone()) return false;  // the caller chose
     std::optional<at::ScalarType> narrow;
     for (const Slot& slot : slots_) {
       const at::ScalarType type = slot.device.scalar_type();
@@ -261,6 +268,13 @@ class Call {
 
   void fetch(Slot& slot, bool wide, FallbackScope& scope) {
     const std::optional<at::ScalarType> dtype = host_dtype(slot.device, wide);
+    if (slot.device.is_sparse()) {
+      slot.host = sparse_to_host(slot.device, dtype);
+      slot.host_values = slot.host._values();
+      scope.moved_to_host(slot.device._indices());
+      scope.moved_to_host(slot.device._values());
+      return;
+    }
     if (!slot.read) {
       const at::ScalarType type = dtype.value_or(slot.device.scalar_type());
       if (slot.device.dim() == 0) {
@@ -288,7 +302,8 @@ class Call {
       bool aliased = false;
       for (size_t i = 0; i < slots_.size() && !aliased; ++i) {
         for (size_t j = i + 1; j < slots_.size() && !aliased; ++j) {
-          aliased = storage_of(slots_[i]) == storage_of(slots_[j]) &&
+          aliased = storage_of(slots_[i]) != nullptr &&
+                    storage_of(slots_[i]) == storage_of(slots_[j]) &&
                     (slots_[i].written || slots_[j].written);
         }
       }
@@ -296,7 +311,7 @@ class Call {
     }
     std::unordered_map<const c10::StorageImpl*, c10::SmallVector<int, 4>> groups;
     for (size_t i = 0; i < slots_.size(); ++i) {
-      if (slots_[i].device.numel() != 0)
+      if (slots_[i].device.numel() != 0 && storage_of(slots_[i]) != nullptr)
         groups[storage_of(slots_[i])].push_back(static_cast<int>(i));
     }
     for (const auto& [storage, members] : groups) {
@@ -308,6 +323,7 @@ class Call {
   }
 
   static const c10::StorageImpl* storage_of(const Slot& slot) {
+    if (slot.device.is_sparse()) return nullptr;  // has none of its own
     return slot.device.storage().unsafeGetStorageImpl();
   }
 
@@ -431,16 +447,23 @@ class Call {
   }
 
   at::Tensor bring(const at::Tensor& host, size_t position, FallbackScope& scope) {
-    TORCH_CHECK_NOT_IMPLEMENTED(host.layout() == c10::kStrided && host.has_storage() &&
-                                    !host.is_quantized() && !host.is_nested(),
-                                facts_.account->name, " gives a ", host.layout(),
-                                host.is_quantized() ? " quantized" : "",
-                                host.is_nested() ? " nested" : "",
-                                " tensor; the spyre device holds dense tensors only. "
-                                "Compute it on the CPU: tensor.cpu().");
+    const bool sparse = host.is_sparse();
+    TORCH_CHECK_NOT_IMPLEMENTED(
+        sparse || (host.layout() == c10::kStrided && host.has_storage() && !host.is_quantized() &&
+                   !host.is_nested()),
+        facts_.account->name, " gives a ", host.layout(), host.is_quantized() ? " quantized" : "",
+        host.is_nested() ? " nested" : "",
+        " tensor; the spyre device holds dense and sparse COO tensors only. "
+        "Compute it on the CPU: tensor.cpu().");
     std::optional<at::ScalarType> dtype;
     if (narrow_ && host.scalar_type() == at::kFloat && !(facts_.kept_returns >> position & 1)) {
       dtype = narrow_;
+    }
+    if (sparse) {
+      at::Tensor result = sparse_to_device(host, device_, dtype);
+      scope.moved_to_device(result._indices());
+      scope.moved_to_device(result._values());
+      return result;
     }
     at::Tensor result = to_device(host, device_, dtype);
     scope.moved_to_device(result);
@@ -448,6 +471,12 @@ class Call {
   }
 
   void write_back(Slot& slot, FallbackScope& scope) const {
+    if (slot.device.is_sparse()) {
+      sparse_from_host(slot.host, slot.host_values, slot.device);
+      scope.moved_to_device(slot.device._indices());
+      scope.moved_to_device(slot.device._values());
+      return;
+    }
     if (slot.host.sizes() != slot.device.sizes()) {  // out= that the CPU resized
       if (slot.fresh) {
         TORCH_WARN(facts_.account->name, ": the out= tensor of shape [] was resized to ",
@@ -466,6 +495,7 @@ class Call {
   }
 
   const OperatorFacts& facts_;
+  const c10::DispatchKey host_key_;
   Stack* const stack_;
   const size_t base_;
   c10::Device device_{kSpyre, -1};
@@ -480,6 +510,7 @@ class Call {
   std::unordered_map<const c10::TensorImpl*, int> by_impl_;
 };
 
+template <c10::DispatchKey host_key>
 void fallback(const c10::OperatorHandle& op, Stack* stack) {
   std::unique_ptr<OperatorFacts> owner;
   const OperatorFacts& facts = facts_of(op, owner);
@@ -491,23 +522,46 @@ void fallback(const c10::OperatorHandle& op, Stack* stack) {
                               "and has no kernel on the spyre device; a copy through the CPU would "
                               "lose writes. Arguments: ",
                               describe_call(facts, *stack), ". Use .cpu() first.");
-  TORCH_CHECK_NOT_IMPLEMENTED(facts.cpu_kernel && !facts.refused, facts.account->name,
+  const bool stands_in =
+      host_key == c10::DispatchKey::SparseCPU ? facts.sparse_kernel : facts.cpu_kernel;
+  TORCH_CHECK_NOT_IMPLEMENTED(stands_in && !facts.refused, facts.account->name,
                               " has no kernel on the spyre device "
                               "and none on the CPU that could stand in. Arguments: ",
                               describe_call(facts, *stack), ".");
   // The host's own work is neither recorded by autograd nor cast by a CPU autocast region.
   const c10::impl::ExcludeDispatchKeyGuard guard(
       c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset);
-  Call(facts, stack).run(op);
+  Call(facts, host_key, stack).run(op);
 }
 
-TORCH_LIBRARY_IMPL(_, PrivateUse1, m) {
-  m.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>());
+torch::CppFunction dense() {
+  return torch::CppFunction::makeFromBoxedFunction<&fallback<c10::DispatchKey::CPU>>();
+}
+torch::CppFunction sparse() {
+  return torch::CppFunction::makeFromBoxedFunction<&fallback<c10::DispatchKey::SparseCPU>>();
 }
 
-// Composite forms that list the devices they know and refuse this one.
+TORCH_LIBRARY_IMPL(_, PrivateUse1, m) { m.fallback(dense()); }
+TORCH_LIBRARY_IMPL(_, SparsePrivateUse1, m) { m.fallback(sparse()); }
+
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
-  m.impl("mode.values", torch::CppFunction::makeFromBoxedFunction<&fallback>());
+  // Composite forms that list the devices they know and refuse this one.
+  m.impl("mode.values", dense());
+  // Composite forms whose steps overflow in 16 bits, where the whole is computed in float32.
+  for (const char* name : {"soft_margin_loss", "soft_margin_loss.out", "soft_margin_loss_backward",
+                           "soft_margin_loss_backward.grad_input"}) {
+    m.impl(name, dense());
+  }
+}
+
+// Operations with a kernel for sparse tensors of the CPU beside a composite one for dense tensors,
+// which would be found before the fallback.
+TORCH_LIBRARY_IMPL(aten, SparsePrivateUse1, m) {
+  for (const char* name :
+       {"abs", "abs_", "deg2rad", "deg2rad.out", "deg2rad_", "isinf", "mv", "nan_to_num",
+        "nan_to_num_", "rad2deg", "rad2deg.out", "rad2deg_", "sum", "zeros.out"}) {
+    m.impl(name, sparse());
+  }
 }
 
 }  // namespace

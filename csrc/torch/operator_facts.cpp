@@ -15,8 +15,11 @@ namespace {
 
 using std::string_view;
 
-// Products of 16-bit operands, by base name: computed in float32, since a CPU float16 product is
-// both hundreds of times slower and less exact.
+// By base name, computed in float32 where the operands are 16-bit: products, since a CPU float16
+// product is both hundreds of times slower and less exact; operations whose intermediate values
+// leave float16's range inside the CPU's float16 kernel; and those that jump (a rounded quotient, a
+// bin, a cell of a grid), which should jump where the exact value does and not where a rounded one.
+// A name with an overload means that overload alone.
 const std::unordered_set<string_view>& wide_operations() {
   static const std::unordered_set<string_view> names = {
       "aten::mm",
@@ -48,7 +51,25 @@ const std::unordered_set<string_view>& wide_operations() {
       "aten::mkldnn_rnn_layer",
       "aten::_weight_int8pack_mm",
       "aten::_weight_int4pack_mm_for_cpu",
-      "aten::_compute_linear_combination"};
+      "aten::_compute_linear_combination",
+      "aten::linalg_matrix_exp",
+      "aten::linalg_vector_norm",
+      "aten::segment_reduce",
+      "aten::_segment_reduce_backward",
+      "aten::soft_margin_loss",
+      "aten::soft_margin_loss_backward",
+      "aten::_logcumsumexp",
+      "aten::div.Tensor_mode",
+      "aten::div.Scalar_mode",
+      "aten::div.out_mode",
+      "aten::div_.Tensor_mode",
+      "aten::div_.Scalar_mode",
+      "aten::histc",
+      "aten::grid_sampler_2d",
+      "aten::grid_sampler_2d_backward",
+      "aten::grid_sampler_3d",
+      "aten::grid_sampler_3d_backward",
+      "aten::_grid_sampler_2d_cpu_fallback"};
   return names;
 }
 
@@ -108,7 +129,8 @@ std::unique_ptr<OperatorFacts> analyse(const c10::OperatorHandle& op) {
   // In-place forms compute as their functional twins do.
   string_view stem = base;
   if (stem.size() > 1 && stem.back() == '_' && stem[stem.size() - 2] != '_') stem.remove_suffix(1);
-  facts->wide = wide_operations().count(stem) != 0;
+  facts->wide =
+      wide_operations().count(stem) != 0 || wide_operations().count(facts->account->name) != 0;
   if (base == "aten::_scaled_dot_product_flash_attention_for_cpu") {
     facts->mixed = true;
     facts->kept_returns = 1u << 1;  // logsumexp is float32 for 16-bit queries
@@ -116,6 +138,7 @@ std::unique_ptr<OperatorFacts> analyse(const c10::OperatorHandle& op) {
   if (base == "aten::_scaled_dot_product_flash_attention_for_cpu_backward") facts->mixed = true;
   facts->refused = is_refused(base);
   facts->cpu_kernel = op.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU);
+  facts->sparse_kernel = op.hasComputedKernelForDispatchKey(c10::DispatchKey::SparseCPU);
 
   const auto& arguments = schema.arguments();
   facts->argument_count = static_cast<uint16_t>(arguments.size());
@@ -137,6 +160,7 @@ std::unique_ptr<OperatorFacts> analyse(const c10::OperatorHandle& op) {
   if (const auto training = schema.argumentIndexWithName("training")) {
     facts->training = *training;
   }
+  if (const auto dtype = schema.argumentIndexWithName("dtype")) facts->dtype = *dtype;
   const auto& returns = schema.returns();
   facts->return_count = static_cast<uint16_t>(returns.size());
   for (const c10::Argument& result : returns) {

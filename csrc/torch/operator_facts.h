@@ -36,15 +36,17 @@ struct OperatorFacts {
   std::vector<ArgumentFacts> arguments;  // those that are not Other
   // Per return: the schema position of the argument it is (Tensor(a!)), or -1 for a new value.
   std::vector<int16_t> returns;
-  int generator = -1;         // schema position of a Generator argument
-  int training = -1;          // schema position of `training`, for arguments that need it
-  bool seeded = false;        // draws random numbers
-  bool view = false;          // returns an alias: a copy would lose writes
-  bool refused = false;       // the CPU's result cannot be carried over (files, memory identity)
-  bool cpu_kernel = false;    // the CPU has one
-  bool wide = false;          // 16-bit products: computed in float32
-  bool mixed = false;         // under `wide`: float32 arguments beside 16-bit ones are part of it
-  uint32_t kept_returns = 0;  // bit i: under `wide`, return i stays float32
+  int generator = -1;          // schema position of a Generator argument
+  int dtype = -1;              // schema position of the result's dtype
+  int training = -1;           // schema position of `training`, for arguments that need it
+  bool seeded = false;         // draws random numbers
+  bool view = false;           // returns an alias: a copy would lose writes
+  bool refused = false;        // the CPU's result cannot be carried over (files, memory identity)
+  bool cpu_kernel = false;     // the CPU has one
+  bool sparse_kernel = false;  // and one for sparse COO tensors
+  bool wide = false;           // 16-bit operands: computed in float32
+  bool mixed = false;          // under `wide`: float32 arguments beside 16-bit ones are part of it
+  uint32_t kept_returns = 0;   // bit i: under `wide`, return i stays float32
 };
 
 // Facts of `op`. `owner` holds them for operations that may be deregistered (all but aten's, which
