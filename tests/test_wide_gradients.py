@@ -68,3 +68,22 @@ def test_mixed_dtypes_stay_an_error() -> None:
     left = torch.ones(3, device="spyre", dtype=torch.float16, requires_grad=True)
     with pytest.raises(RuntimeError):
         torch.linalg.vector_norm(left, dtype=torch.bfloat16)
+
+
+def test_operators_that_jump_look_at_the_exact_value() -> None:
+    """A quotient just below an integer is that integer when rounded to 16 bits first."""
+    draw = torch.Generator().manual_seed(7)
+    left = torch.randint(-500, 501, (4096,), generator=draw).to("spyre", torch.float16)
+    right = torch.randint(8, 64, (4096,), generator=draw).to("spyre", torch.float16) / 8
+    exact = left.cpu().double() / right.cpu().double()
+    for mode, jump in (("floor", torch.floor), ("trunc", torch.trunc)):
+        got = torch.div(left, right, rounding_mode=mode)
+        wanted = jump(exact).to(torch.float16).to("spyre")  # integers up to 500: held exactly
+        rounded_first = jump((left / right).cpu())
+        assert not torch.equal(rounded_first, wanted.cpu())  # the inputs do tell them apart
+        assert torch.equal(got, wanted)
+        other = left.clone().div_(right, rounding_mode=mode)
+        assert torch.equal(other, wanted)
+    values = left.cpu().float()
+    counts = torch.histc(left, bins=37, min=-300, max=300).cpu().float()
+    assert torch.equal(counts, torch.histc(values, bins=37, min=-300, max=300))
