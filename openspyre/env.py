@@ -291,6 +291,25 @@ _ROWS: tuple[Variable, ...] = (
         parse=_integer(1, 1024),
     ),
     Variable(
+        name="OPENSPYRE_HAZARDS",
+        default="",
+        values="off, check, insert",
+        meaning="Work of two streams that touches the same bytes, one writing, with nothing to "
+        "order it. check: refused with `torch.spyre.Hazard`. insert: the wait is added. "
+        "Default: off.",
+        read_by="csrc/card hazards",
+        parse=_names("off", "check", "insert"),
+    ),
+    Variable(
+        name="SPYRE_HAZARD_TRACKER",
+        default="0",
+        values="0, 1",
+        meaning="1 means `OPENSPYRE_HAZARDS=insert`, unless that is set.",
+        read_by="csrc/card hazards",
+        parse=_choice(_FLAG),
+        upstream=True,
+    ),
+    Variable(
         name="TORCH_SPYRE_NUM_HOST_COMPUTE_STREAMS",
         default="4",
         values="whole number, 1 or more",
@@ -381,6 +400,7 @@ class StreamConfig:
     host_compute_streams: int
     cost: CostModel
     timeline_capacity: int
+    hazards: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -463,6 +483,7 @@ def configuration(environ: Mapping[str, str] | None = None) -> Configuration:
             host_submit_ns=card.host_submit_ns,
         ),
         timeline_capacity=get("OPENSPYRE_TIMELINE"),
+        hazards=get("OPENSPYRE_HAZARDS") or ("insert" if get("SPYRE_HAZARD_TRACKER") else "off"),
     )
     poison: bool = get("OPENSPYRE_POISON")
     capacity, low, high = _memory_sizes(

@@ -246,6 +246,7 @@ def test_debug_and_numerics_switches() -> None:
             "OPENSPYRE_THREADS": "3",
             "OPENSPYRE_STATS_DIR": "off",
             "OPENSPYRE_TIMELINE": "0",
+            "OPENSPYRE_HAZARDS": "check",
         }
     )
     assert config.error == ""
@@ -255,6 +256,7 @@ def test_debug_and_numerics_switches() -> None:
     assert config.numerics == env.Numerics(mode="ieee", tie="to_even", merged_is_nan=True)
     assert (config.fallback, config.isa, config.threads) == ("error", "portable", 3)
     assert (config.stats_directory, config.devices[0].streams.timeline_capacity) == ("", 0)
+    assert config.devices[0].streams.hazards == "check"
 
 
 # Any text is the name of a directory; a page that cannot be made there is reported later.

@@ -42,10 +42,12 @@ machine::Isa parse_isa(const std::string& text);
 card::FunctionKind parse_kind(const std::string& text);
 card::MemoryType parse_memory_type(const std::string& text);
 card::Engine parse_engine(const std::string& text);
+card::HazardMode parse_hazards(const std::string& text);
 const char* mode_name(machine::Mode mode);
 const char* tie_name(machine::TieRule tie);
 const char* kind_name(card::FunctionKind kind);
 const char* memory_type_name(card::MemoryType type);
+const char* hazards_name(card::HazardMode mode);
 
 // The hooks of csrc/torch/python_hooks.cpp, given to the runtime by configure().
 bool collect_garbage();

@@ -84,6 +84,7 @@ void read_cost(Fields& fields, card::CostModel& cost) {
 void read_streams(Fields& fields, card::StreamConfig& streams) {
   fields.get("host_compute_streams", streams.host_compute_streams);
   fields.get("timeline_capacity", streams.timeline_capacity);
+  fields.get_enum("hazards", streams.hazards, parse_hazards);
   fields.get_dict("cost", [&](Fields& inner) { read_cost(inner, streams.cost); });
 }
 
@@ -154,6 +155,7 @@ py::dict configuration() {
     py::dict streams;
     streams["host_compute_streams"] = device.streams.host_compute_streams;
     streams["timeline_capacity"] = device.streams.timeline_capacity;
+    streams["hazards"] = hazards_name(device.streams.hazards);
     streams["cost"] = cost_dict(device.streams.cost);
     py::dict entry;
     entry["card"] = device.card;

@@ -5,6 +5,7 @@
 //   card::StreamFailure -> torch.spyre.StreamFailure (a torch.AcceleratorError) with the attributes
 //                          code, origin, device, stream
 //   card::Deadlock      -> torch.spyre.Deadlock       (a RuntimeError)
+//   card::Hazard        -> torch.spyre.Hazard         (a RuntimeError)
 //   card::BadToken      -> torch.spyre.BadToken       (a RuntimeError)
 //   card::ForkedChild   -> torch.spyre.ForkedChild    (a RuntimeError)
 //   card::NoBacking     -> torch.spyre.NoBacking      (a RuntimeError)
@@ -19,7 +20,7 @@ namespace openspyre::device {
 namespace {
 
 struct Classes {
-  py::handle stream_failure, deadlock, bad_token, forked_child, no_backing, out_of_memory;
+  py::handle stream_failure, deadlock, hazard, bad_token, forked_child, no_backing, out_of_memory;
 };
 // Classes live as long as the interpreter: the references are never given back.
 Classes classes;
@@ -57,6 +58,8 @@ void translate(std::exception_ptr pointer) {
     raise_stream_failure(error);
   } catch (const card::Deadlock& error) {
     raise(classes.deadlock, error);
+  } catch (const card::Hazard& error) {
+    raise(classes.hazard, error);
   } catch (const card::Interrupted&) {
     if (!PyErr_Occurred()) PyErr_SetNone(PyExc_KeyboardInterrupt);
   } catch (const card::BadToken& error) {
@@ -98,6 +101,11 @@ void bind_exceptions(py::module_& m) {
       torch.attr("AcceleratorError"));
   classes.deadlock = make_class(
       m, "Deadlock", "A wait that can never end; the text names the streams.", runtime_error);
+  classes.hazard = make_class(
+      m, "Hazard",
+      "Work of two streams touches the same bytes of the card, one of them writes, and nothing\n"
+      "orders the two (OPENSPYRE_HAZARDS=check). Nothing was submitted.",
+      runtime_error);
   classes.bad_token = make_class(
       m, "BadToken", "A device address that is foreign, freed, or freed twice.", runtime_error);
   classes.forked_child = make_class(m, "ForkedChild",

@@ -70,6 +70,9 @@ constexpr std::array<Name<card::Engine>, 5> kEngines{{{"h2d", card::Engine::H2D}
                                                       {"compute", card::Engine::Compute},
                                                       {"host_compute", card::Engine::Host},
                                                       {"host", card::Engine::Host}}};
+constexpr std::array<Name<card::HazardMode>, 3> kHazards{{{"off", card::HazardMode::Off},
+                                                          {"check", card::HazardMode::Check},
+                                                          {"insert", card::HazardMode::Insert}}};
 constexpr std::array<Name<HostType>, 26> kHostTypes{{{"F16", HostType::F16},
                                                      {"BF16", HostType::BF16},
                                                      {"F32", HostType::F32},
@@ -110,6 +113,9 @@ card::MemoryType parse_memory_type(const std::string& text) {
   return parse("memory type", text, kMemoryTypes);
 }
 card::Engine parse_engine(const std::string& text) { return parse("engine", text, kEngines); }
+card::HazardMode parse_hazards(const std::string& text) {
+  return parse("hazard mode", text, kHazards);
+}
 
 Format parse_format(const std::string& text) {
   std::array<Name<Format>, machine::kFormatCount> names{};
@@ -123,6 +129,7 @@ Format parse_format(const std::string& text) {
 const char* mode_name(Mode mode) { return name_of(mode, kModes); }
 const char* tie_name(TieRule tie) { return name_of(tie, kTies); }
 const char* kind_name(card::FunctionKind kind) { return name_of(kind, kKinds); }
+const char* hazards_name(card::HazardMode mode) { return name_of(mode, kHazards); }
 const char* memory_type_name(card::MemoryType type) { return name_of(type, kMemoryTypes); }
 
 }  // namespace openspyre::device

@@ -1,4 +1,6 @@
 // The process's runtime: start, devices, numerics, threads, statistics page.
+#include <ATen/detail/PrivateUse1HooksInterface.h>
+
 #include "machine/pool.h"
 #include "torch/bind.h"
 #include "torch/current.h"
@@ -55,6 +57,13 @@ void bind_runtime(py::module_& m) {
   // torch.accelerator's functions of the same purpose start the runtime first; these do not.
   m.def("current_device", [] { return current_device(); });
   m.def("set_current_device", [](int index) { set_current_device(index); }, py::arg("index"));
+  m.def(
+      "has_primary_context",
+      [](int index) {
+        return at::detail::getPrivateUse1Hooks().hasPrimaryContext(
+            static_cast<c10::DeviceIndex>(index));
+      },
+      py::arg("index"), "What torch's core is told: the runtime runs and has this device.");
   m.def("is_started", [] { return card::Runtime::get().started(); });
   m.def("in_forked_child", [] { return card::Runtime::get().in_forked_child(); });
   m.def("execute", [] { return card::Runtime::get().execute(); });

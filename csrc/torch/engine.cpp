@@ -52,13 +52,14 @@ struct Borrowed {
 }  // namespace
 
 void run_on_card(card::Device& device, card::Engine engine, const char* what, int64_t bytes,
-                 std::function<void()> work) {
+                 std::function<void()> work, std::vector<card::Access> accesses) {
   const card::StreamId stream = current_stream(device.index);
   auto borrowed = std::make_shared<Borrowed>();
   borrowed->work = std::move(work);
   follow_torch_threads(bytes);
   card::Step step = make_step(device, engine, what, bytes);
   step.may_run_inline = true;  // the caller waits anyhow
+  step.accesses = std::move(accesses);
   step.work = [borrowed] {
     std::lock_guard<std::mutex> lock(borrowed->mutex);
     if (borrowed->work) borrowed->work();
@@ -86,11 +87,12 @@ void wait_for_stream(card::Device& device, card::StreamId stream) {
 }
 
 void submit_to_card(card::Device& device, card::Engine engine, const char* what, int64_t bytes,
-                    std::function<void()> work) {
+                    std::function<void()> work, std::vector<card::Access> accesses) {
   follow_torch_threads(bytes);
   card::Step step = make_step(device, engine, what, bytes);
   step.may_run_inline = bytes <= kInlineBytes;
   step.work = std::move(work);
+  step.accesses = std::move(accesses);
   guarded([&] { device.streams->submit(current_stream(device.index), std::move(step)); });
 }
 

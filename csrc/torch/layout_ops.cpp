@@ -15,6 +15,7 @@
 #include "torch/dtypes.h"
 #include "torch/engine.h"
 #include "torch/errors.h"
+#include "torch/footprint.h"
 
 namespace openspyre::device {
 namespace {
@@ -97,8 +98,9 @@ at::Tensor raw_read(const at::Tensor& self) {
   }
   at::Tensor bytes = at::empty({static_cast<int64_t>(block.size)}, at::kByte);
   auto* to = static_cast<std::byte*>(bytes.data_ptr());
-  run_on_card(*allocation.device, card::Engine::D2H, "raw read", bytes.numel(),
-              [&] { std::memcpy(to, block.host, block.size); });
+  run_on_card(
+      *allocation.device, card::Engine::D2H, "raw read", bytes.numel(),
+      [&] { std::memcpy(to, block.host, block.size); }, touches_all(allocation, false));
   return bytes;
 }
 

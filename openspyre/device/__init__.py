@@ -24,7 +24,7 @@ def _register() -> None:
 
 import torch as _torch  # noqa: F401  (its libraries must be loaded before the extension)
 
-from openspyre._C import BadToken, Deadlock, ForkedChild, NoBacking, StreamFailure
+from openspyre._C import BadToken, Deadlock, ForkedChild, Hazard, NoBacking, StreamFailure
 from openspyre.device import (
     devices,
     layouts,
@@ -120,6 +120,7 @@ __all__ = [
     "FallbackReport",
     "FallbackRow",
     "ForkedChild",
+    "Hazard",
     "NoBacking",
     "SpyreDeviceState",
     "SpyreStreamError",
@@ -196,3 +197,11 @@ __all__ = [
 
 # Names that torch itself looks for.
 _ = (_is_in_bad_fork, _lazy_init)
+
+
+def __getattr__(name: str) -> bool:
+    # torch.utils.checkpoint saves and restores the random state of a device module that says so;
+    # without it a recomputed dropout would draw another mask, and gradients would be wrong.
+    if name == "_initialized":
+        return is_initialized()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
