@@ -26,6 +26,17 @@ std::mutex& stripe(const Allocation& allocation) {
   return (*locks)[(reinterpret_cast<uintptr_t>(&allocation) >> 6) % locks->size()];
 }
 
+// Whoever holds a stripe may wait for a stream, and that wait asks Python for signals: a thread
+// that waits for the stripe must not keep the GIL meanwhile.
+std::unique_lock<std::mutex> lock_stripe(const Allocation& allocation) {
+  std::unique_lock<std::mutex> lock(stripe(allocation), std::try_to_lock);
+  if (!lock.owns_lock()) {
+    WithoutGil released;
+    lock.lock();
+  }
+  return lock;
+}
+
 void report_usage(const Allocation& allocation, int64_t bytes) {
   if (C10_LIKELY(!c10::memoryProfilingEnabled())) return;
   const card::MemoryStats stats = allocation.device->memory->stats();
@@ -103,7 +114,7 @@ int64_t tail_bytes(const Allocation& allocation) {
 }  // namespace
 
 std::shared_ptr<const Layout> layout_of(Allocation& allocation) {
-  std::lock_guard<std::mutex> lock(stripe(allocation));
+  const std::unique_lock<std::mutex> lock = lock_stripe(allocation);
   if (!allocation.layout) allocation.layout = std::make_shared<Layout>(build_layout(allocation));
   return allocation.layout;
 }
@@ -181,49 +192,50 @@ Allocation* allocation_of(const at::TensorBase& tensor, int64_t* host_offset) {
   return allocation_of(tensor.unsafeGetTensorImpl()->unsafe_storage().data_ptr(), host_offset);
 }
 
-namespace {
-
-// Reads the whole host image of an allocation. The caller holds its stripe lock or owns it.
-std::vector<std::byte> read_image(const Allocation& allocation, const Layout& layout) {
-  std::vector<std::byte> image(static_cast<size_t>(allocation.host_nbytes));
+void read_image(const Allocation& allocation, const Layout& layout, std::byte* image) {
   const std::byte* base = allocation.block->host;
-  if (base == nullptr) return image;  // execute=off moves no bytes
+  if (base == nullptr) return;  // execute=off moves no bytes
   const machine::Numerics numerics = card::Runtime::get().numerics();
   const int64_t sizes[] = {allocation.typed ? allocation.numel() : allocation.host_nbytes};
   const int64_t strides[] = {1};
   const machine::HostType type =
       allocation.typed ? host_type_of(allocation.dtype) : machine::HostType::RAW1;
   run_on_card(*allocation.device, card::Engine::D2H, "host image", allocation.host_nbytes, [&] {
-    machine::card_to_host(base, layout, {0, strides}, image.data(), type, sizes, strides, numerics);
+    machine::card_to_host(base, layout, {0, strides}, image, type, sizes, strides, numerics);
     if (const int64_t tail = allocation.typed ? tail_bytes(allocation) : 0) {
-      std::memcpy(image.data() + allocation.host_nbytes - tail, base + layout.nbytes(), tail);
+      std::memcpy(image + allocation.host_nbytes - tail, base + layout.nbytes(), tail);
     }
   });
-  return image;
 }
 
-void write_image(const Allocation& allocation, const Layout& layout,
-                 const std::vector<std::byte>& image) {
+void write_image(const Allocation& allocation, const Layout& layout, const std::byte* image) {
   std::byte* base = allocation.block->host;
   if (base == nullptr) return;
   const machine::Numerics numerics = card::Runtime::get().numerics();
-  const int64_t whole = allocation.typed ? allocation.numel() : allocation.host_nbytes;
-  const int64_t sizes[] = {whole};
+  const int64_t sizes[] = {allocation.typed ? allocation.numel() : allocation.host_nbytes};
   const int64_t strides[] = {1};
   const machine::HostType type =
       allocation.typed ? host_type_of(allocation.dtype) : machine::HostType::RAW1;
   run_on_card(*allocation.device, card::Engine::H2D, "host image", allocation.host_nbytes, [&] {
-    machine::host_to_card(image.data(), type, sizes, strides, base, layout, {0, strides}, numerics);
+    machine::host_to_card(image, type, sizes, strides, base, layout, {0, strides}, numerics);
     if (const int64_t tail = allocation.typed ? tail_bytes(allocation) : 0) {
-      std::memcpy(base + layout.nbytes(), image.data() + allocation.host_nbytes - tail, tail);
+      std::memcpy(base + layout.nbytes(), image + allocation.host_nbytes - tail, tail);
     }
   });
+}
+
+namespace {
+
+std::vector<std::byte> image_of(const Allocation& allocation, const Layout& layout) {
+  std::vector<std::byte> image(static_cast<size_t>(allocation.host_nbytes));
+  read_image(allocation, layout, image.data());
+  return image;
 }
 
 // Gives `allocation` a new layout (and block size) and the same host image. The lock is held.
 void rehome(Allocation& allocation, std::shared_ptr<const Layout> old_layout, bool typed,
             c10::ScalarType dtype, std::shared_ptr<const Layout> layout) {
-  const std::vector<std::byte> image = read_image(allocation, *old_layout);
+  const std::vector<std::byte> image = image_of(allocation, *old_layout);
   const int64_t tail = allocation.host_nbytes % static_cast<int64_t>(c10::elementSize(dtype));
   const int64_t bytes = layout->nbytes() + (tail != 0 ? machine::kStickBytes : 0);
   record_use(allocation, current_stream(allocation.device->index));
@@ -237,14 +249,14 @@ void rehome(Allocation& allocation, std::shared_ptr<const Layout> old_layout, bo
   allocation.layout = std::move(layout);
   allocation.sizes.clear();
   allocation.strides.clear();
-  write_image(allocation, *allocation.layout, image);
+  write_image(allocation, *allocation.layout, image.data());
 }
 
 }  // namespace
 
 void pin(Allocation& allocation, const at::TensorBase& tensor) {
   const c10::ScalarType dtype = tensor.scalar_type();
-  std::lock_guard<std::mutex> lock(stripe(allocation));
+  const std::unique_lock<std::mutex> lock = lock_stripe(allocation);
   if (allocation.typed) return;
   // uint8 is the dtype of byte views: it reads raw bytes as they are and decides nothing.
   if (dtype == c10::kByte) return;
@@ -275,11 +287,11 @@ void pin(Allocation& allocation, const at::TensorBase& tensor) {
 void relayout_storage(const c10::Storage& storage, std::shared_ptr<const Layout> layout) {
   Allocation* old = allocation_of(storage.data_ptr());
   if (old == nullptr) return;
-  const std::vector<std::byte> image = read_image(*old, *layout_of(*old));
+  const std::vector<std::byte> image = image_of(*old, *layout_of(*old));
   c10::DataPtr data =
       allocate_with_layout(*old->device, old->dtype, old->host_nbytes, std::move(layout));
   Allocation& fresh = *allocation_of(data);
-  write_image(fresh, *fresh.layout, image);
+  write_image(fresh, *fresh.layout, image.data());
   storage.unsafeGetStorageImpl()->set_data_ptr_noswap(std::move(data));
 }
 
@@ -295,7 +307,7 @@ void resize_storage(const c10::Storage& storage, int64_t new_nbytes) {
     impl->set_nbytes(static_cast<size_t>(new_nbytes));
     return;
   }
-  std::vector<std::byte> image = read_image(*old, *layout_of(*old));
+  std::vector<std::byte> image = image_of(*old, *layout_of(*old));
   image.resize(static_cast<size_t>(new_nbytes));
   const auto itemsize = static_cast<int64_t>(c10::elementSize(old->dtype));
   c10::DataPtr data;
@@ -306,7 +318,7 @@ void resize_storage(const c10::Storage& storage, int64_t new_nbytes) {
     data = allocate_raw(device, new_nbytes);
   }
   Allocation& fresh = *allocation_of(data);
-  write_image(fresh, *layout_of(fresh), image);
+  write_image(fresh, *layout_of(fresh), image.data());
   impl->set_data_ptr_noswap(std::move(data));
   impl->set_nbytes(static_cast<size_t>(new_nbytes));
 }

@@ -60,6 +60,12 @@ std::shared_ptr<const machine::Layout> layout_of(Allocation& allocation);
 // `tensor`, converting its bytes. No effect on a typed one. Thread-safe.
 void pin(Allocation& allocation, const at::TensorBase& tensor);
 
+// The whole storage as host bytes (host_nbytes of them), through the current stream, waited for.
+// `layout` is layout_of(allocation), which these two must not take: pin() holds its lock.
+void read_image(const Allocation& allocation, const machine::Layout& layout, std::byte* image);
+void write_image(const Allocation& allocation, const machine::Layout& layout,
+                 const std::byte* image);
+
 // Gives `storage` a new allocation of the same dtype in `layout`, keeping every element. The token
 // changes. Waits for the current stream.
 void relayout_storage(const c10::Storage& storage, std::shared_ptr<const machine::Layout> layout);

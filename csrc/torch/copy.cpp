@@ -52,6 +52,23 @@ struct Place {
   bool through_image;
 };
 
+// A storage may have been shrunk below its tensors. Checked before anything is submitted: an error
+// of the stream itself would refuse all its later work.
+void check_inside(const Allocation& allocation, const at::Tensor& tensor, int64_t offset) {
+  int64_t end = offset;
+  bool fits = offset >= 0;
+  for (int64_t d = 0; d < tensor.dim(); ++d) {
+    int64_t span = 0;
+    fits &= !__builtin_mul_overflow(tensor.size(d) - 1, tensor.stride(d), &span) &&
+            !__builtin_add_overflow(end, span, &end);
+  }
+  const auto itemsize = static_cast<int64_t>(tensor.itemsize());
+  TORCH_CHECK(fits && end < allocation.host_nbytes / itemsize, "spyre: a tensor of shape ",
+              tensor.sizes(), ", strides ", tensor.strides(), ", offset ", offset, " and dtype ",
+              tensor.scalar_type(), " reaches outside its storage of ", allocation.host_nbytes,
+              " bytes; was the storage resized?");
+}
+
 // Where a non-empty spyre tensor lies, for an access as `dtype`.
 Place place_of(const at::Tensor& tensor) {
   if (C10_UNLIKELY(card::Runtime::get().in_forked_child())) {
@@ -61,17 +78,18 @@ Place place_of(const at::Tensor& tensor) {
   Allocation* allocation = allocation_of(tensor, &host_offset);
   TORCH_CHECK(allocation != nullptr, "spyre: a tensor of ", tensor.sizes(), " ",
               tensor.scalar_type(), " has a storage of zero bytes");
-  pin(*allocation, tensor);
   const c10::ScalarType dtype = tensor.scalar_type();
   const auto itemsize = static_cast<int64_t>(c10::elementSize(dtype));
   TORCH_CHECK(host_offset % itemsize == 0, "spyre: a tensor of ", dtype, " at byte ", host_offset,
               " of its storage is not aligned to its elements");
+  const int64_t offset = tensor.storage_offset() + host_offset / itemsize;
+  check_inside(*allocation, tensor, offset);
+  pin(*allocation, tensor);
   const bool in_place =
       allocation->typed ? same_bits(dtype, allocation->dtype, card::Runtime::get().numerics().mode)
                         : c10::elementSize(dtype) == 1;
   record_use(*allocation, current_stream(allocation->device->index));
-  return {allocation, layout_of(*allocation), tensor.storage_offset() + host_offset / itemsize,
-          !in_place};
+  return {allocation, layout_of(*allocation), offset, !in_place};
 }
 
 HostType access_type(const Place& place, c10::ScalarType dtype) {
@@ -107,31 +125,7 @@ at::Tensor byte_image(const Place& place) {
   return at::empty({place.allocation->host_nbytes}, at::TensorOptions().dtype(at::kByte));
 }
 
-void read_storage_image(const Place& place, const at::Tensor& image) {
-  const Allocation& allocation = *place.allocation;
-  const machine::Numerics numerics = card::Runtime::get().numerics();
-  const int64_t sizes[] = {allocation.typed ? allocation.numel() : allocation.host_nbytes};
-  const int64_t strides[] = {1};
-  const HostType type = allocation.typed ? host_type_of(allocation.dtype) : HostType::RAW1;
-  auto* bytes = static_cast<std::byte*>(image.data_ptr());
-  run_on_card(*allocation.device, card::Engine::D2H, "host image", allocation.host_nbytes, [&] {
-    machine::card_to_host(allocation.block->host, *place.layout, {0, strides}, bytes, type, sizes,
-                          strides, numerics);
-  });
-}
-
-void write_storage_image(const Place& place, const at::Tensor& image) {
-  const Allocation& allocation = *place.allocation;
-  const machine::Numerics numerics = card::Runtime::get().numerics();
-  const int64_t sizes[] = {allocation.typed ? allocation.numel() : allocation.host_nbytes};
-  const int64_t strides[] = {1};
-  const HostType type = allocation.typed ? host_type_of(allocation.dtype) : HostType::RAW1;
-  const auto* bytes = static_cast<const std::byte*>(image.data_ptr());
-  run_on_card(*allocation.device, card::Engine::H2D, "host image", allocation.host_nbytes, [&] {
-    machine::host_to_card(bytes, type, sizes, strides, allocation.block->host, *place.layout,
-                          {0, strides}, numerics);
-  });
-}
+std::byte* bytes_of(const at::Tensor& image) { return static_cast<std::byte*>(image.data_ptr()); }
 
 // Card -> host. `host` is a CPU tensor of the same sizes, of the tensor's dtype or float32.
 void read(const at::Tensor& self, const at::Tensor& host, bool non_blocking) {
@@ -145,7 +139,7 @@ void read(const at::Tensor& self, const at::Tensor& host, bool non_blocking) {
   }
   if (place.through_image) {
     const at::Tensor image = byte_image(place);
-    read_storage_image(place, image);
+    read_image(*place.allocation, *place.layout, bytes_of(image));
     const_cast<at::Tensor&>(host).copy_(view_of_image(image, self, place.offset));
     return;
   }
@@ -195,9 +189,9 @@ void write(const at::Tensor& host, const at::Tensor& self, bool non_blocking) {
   }
   if (place.through_image) {
     const at::Tensor image = byte_image(place);
-    read_storage_image(place, image);
+    read_image(allocation, *place.layout, bytes_of(image));
     view_of_image(image, self, place.offset).copy_(host);
-    write_storage_image(place, image);
+    write_image(allocation, *place.layout, bytes_of(image));
     return;
   }
   const HostType type = host.scalar_type() == self.scalar_type()
