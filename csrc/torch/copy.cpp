@@ -17,6 +17,7 @@
 #include "torch/engine.h"
 #include "torch/errors.h"
 #include "torch/fallback.h"
+#include "torch/footprint.h"
 #include "torch/host_allocator.h"
 #include "torch/op_scope.h"
 
@@ -102,6 +103,11 @@ int64_t card_bytes(const at::Tensor& tensor, const Layout& layout) {
   return tensor.numel() * machine::format_bytes(layout.format());
 }
 
+Accesses touches(const Place& place, const at::Tensor& tensor, bool write) {
+  return touches(*place.allocation, *place.layout, place.offset, tensor.sizes(), tensor.strides(),
+                 write);
+}
+
 void check_readable(const Place& place, const at::Tensor& tensor) {
   if (place.allocation->block->host != nullptr) return;
   guarded([&] {
@@ -154,20 +160,25 @@ void read(const at::Tensor& self, const at::Tensor& host, bool non_blocking) {
   // The host allocator keeps the pinned block until this stream has passed: no reference needed.
   if (non_blocking && is_pinned(host) &&
       record_pinned_use(host, current_stream(device.index), device.index)) {
-    submit_to_card(device, card::Engine::D2H, "to host", bytes,
-                   [base = allocation.block->host, layout = place.layout, numerics, destination,
-                    type, offset = place.offset, sizes = self.sizes().vec(),
-                    strides = self.strides().vec(), host_strides = host.strides().vec()] {
-                     machine::card_to_host(base, *layout, {offset, strides}, destination, type,
-                                           sizes, host_strides, numerics);
-                   });
+    submit_to_card(
+        device, card::Engine::D2H, "to host", bytes,
+        [base = allocation.block->host, layout = place.layout, numerics, destination, type,
+         offset = place.offset, sizes = self.sizes().vec(), strides = self.strides().vec(),
+         host_strides = host.strides().vec()] {
+          machine::card_to_host(base, *layout, {offset, strides}, destination, type, sizes,
+                                host_strides, numerics);
+        },
+        touches(place, self, false));
     return;
   }
-  run_on_card(device, card::Engine::D2H, "to host", bytes, [&] {
-    machine::card_to_host(allocation.block->host, *place.layout,
-                          {place.offset, dims(self.strides())}, destination, type,
-                          dims(self.sizes()), dims(host.strides()), numerics);
-  });
+  run_on_card(
+      device, card::Engine::D2H, "to host", bytes,
+      [&] {
+        machine::card_to_host(allocation.block->host, *place.layout,
+                              {place.offset, dims(self.strides())}, destination, type,
+                              dims(self.sizes()), dims(host.strides()), numerics);
+      },
+      touches(place, self, false));
 }
 
 // Host -> card. `host` is a CPU tensor of the same sizes, of the tensor's dtype or float32.
@@ -184,7 +195,7 @@ void write(const at::Tensor& host, const at::Tensor& self, bool non_blocking) {
   const machine::Numerics numerics = card::Runtime::get().numerics();
   const int64_t bytes = card_bytes(self, *place.layout);
   if (allocation.block->host == nullptr) {  // execute=off: the time passes, no byte moves
-    submit_to_card(device, card::Engine::H2D, "to card", bytes, {});
+    submit_to_card(device, card::Engine::H2D, "to card", bytes, {}, touches(place, self, true));
     return;
   }
   if (place.through_image) {
@@ -213,14 +224,18 @@ void write(const at::Tensor& host, const at::Tensor& self, bool non_blocking) {
          offset = place.offset, sizes = self.sizes().vec(), strides = self.strides().vec()] {
           machine::card_to_card(staging->data(), *linear, {0, dense}, base, *layout,
                                 {offset, strides}, sizes);
-        });
+        },
+        touches(place, self, true));
     return;
   }
-  run_on_card(device, card::Engine::H2D, "to card", bytes, [&] {
-    machine::host_to_card(source, type, dims(host.sizes()), dims(host.strides()),
-                          allocation.block->host, *place.layout,
-                          {place.offset, dims(self.strides())}, numerics);
-  });
+  run_on_card(
+      device, card::Engine::H2D, "to card", bytes,
+      [&] {
+        machine::host_to_card(source, type, dims(host.sizes()), dims(host.strides()),
+                              allocation.block->host, *place.layout,
+                              {place.offset, dims(self.strides())}, numerics);
+      },
+      touches(place, self, true));
 }
 
 // Card -> card on one device, same dtype.
@@ -254,7 +269,8 @@ void move(const at::Tensor& src, const at::Tensor& dst, bool non_blocking) {
   }
   // On one stream the order is kept without waiting, as on any accelerator.
   (void)non_blocking;
-  submit_to_card(device, card::Engine::Compute, "card to card", bytes, std::move(work));
+  submit_to_card(device, card::Engine::Compute, "card to card", bytes, std::move(work),
+                 both(touches(from, src, false), touches(to, dst, true)));
 }
 
 // Same sizes; one side or both on the device.
@@ -352,7 +368,7 @@ at::Tensor& fill_scalar(at::Tensor& self, const at::Scalar& value) {
   }
   OpScope scope("aten::fill_");
   submit_to_card(*allocation.device, card::Engine::H2D, "memset", card_bytes(self, *place.layout),
-                 std::move(work));
+                 std::move(work), touches(place, self, true));
   return self;
 }
 
