@@ -244,3 +244,25 @@ def test_pt35_a_faulty_list_is_refused_by_name(tmp_path: Path, text: str, fault:
 
 def test_pt35_the_list_of_this_repository_is_sound() -> None:
     assert all(gap.reason for gap in gaps.load())
+
+
+# --- pitfalls of testing
+
+
+def test_pt31_no_reference_computes_in_16_bits() -> None:
+    assert {run.reference for run in RUNS.values()} == {"float32", "int64"}
+    twins = placement.twins_of(
+        operator("mul"), torch.float16, CPU, upcast=True, requires_grad=False
+    )
+    assert {t.reference().input.dtype for t in twins} == {torch.float32}
+
+
+def test_pt34_the_harness_replaces_no_configuration_of_torchs_own_tests() -> None:
+    """It reads the databases itself; its names are the full ones, with the variant's suffix."""
+    here = Path(__file__).parent
+    used = [
+        f.name for f in here.glob("*.py") if f != Path(__file__) and "test_configs" in f.read_text()
+    ]
+    assert used == []
+    names = [op.full_name for op in op_db]
+    assert len(set(names)) == len(names) and "std_mean.unbiased" in names
