@@ -13,6 +13,7 @@
 #include "torch/dtypes.h"
 #include "torch/engine.h"
 #include "torch/errors.h"
+#include "torch/footprint.h"
 #include "torch/interrupt.h"
 
 namespace openspyre::device {
@@ -52,6 +53,7 @@ void release(void* context) {
   // In a forked child the parent's locks may be held for ever: the card is not ours any more.
   if (!card::Runtime::get().in_forked_child()) {
     report_usage(*allocation, -static_cast<int64_t>(allocation->block->size));
+    allocation->device->streams->forget_block(allocation->block->token);
     allocation->device->memory->free(allocation->block);
   }
   delete allocation;
@@ -200,12 +202,15 @@ void read_image(const Allocation& allocation, const Layout& layout, std::byte* i
   const int64_t strides[] = {1};
   const machine::HostType type =
       allocation.typed ? host_type_of(allocation.dtype) : machine::HostType::RAW1;
-  run_on_card(*allocation.device, card::Engine::D2H, "host image", allocation.host_nbytes, [&] {
-    machine::card_to_host(base, layout, {0, strides}, image, type, sizes, strides, numerics);
-    if (const int64_t tail = allocation.typed ? tail_bytes(allocation) : 0) {
-      std::memcpy(image + allocation.host_nbytes - tail, base + layout.nbytes(), tail);
-    }
-  });
+  run_on_card(
+      *allocation.device, card::Engine::D2H, "host image", allocation.host_nbytes,
+      [&] {
+        machine::card_to_host(base, layout, {0, strides}, image, type, sizes, strides, numerics);
+        if (const int64_t tail = allocation.typed ? tail_bytes(allocation) : 0) {
+          std::memcpy(image + allocation.host_nbytes - tail, base + layout.nbytes(), tail);
+        }
+      },
+      touches_all(allocation, false));
 }
 
 void write_image(const Allocation& allocation, const Layout& layout, const std::byte* image) {
@@ -216,12 +221,15 @@ void write_image(const Allocation& allocation, const Layout& layout, const std::
   const int64_t strides[] = {1};
   const machine::HostType type =
       allocation.typed ? host_type_of(allocation.dtype) : machine::HostType::RAW1;
-  run_on_card(*allocation.device, card::Engine::H2D, "host image", allocation.host_nbytes, [&] {
-    machine::host_to_card(image, type, sizes, strides, base, layout, {0, strides}, numerics);
-    if (const int64_t tail = allocation.typed ? tail_bytes(allocation) : 0) {
-      std::memcpy(base + layout.nbytes(), image + allocation.host_nbytes - tail, tail);
-    }
-  });
+  run_on_card(
+      *allocation.device, card::Engine::H2D, "host image", allocation.host_nbytes,
+      [&] {
+        machine::host_to_card(image, type, sizes, strides, base, layout, {0, strides}, numerics);
+        if (const int64_t tail = allocation.typed ? tail_bytes(allocation) : 0) {
+          std::memcpy(base + layout.nbytes(), image + allocation.host_nbytes - tail, tail);
+        }
+      },
+      touches_all(allocation, true));
 }
 
 namespace {
