@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from conftest import RunPython
 
 from openspyre import env
 
@@ -30,7 +31,7 @@ def read_on_b(row=slice(None)):
 CHECK = {"OPENSPYRE_HAZARDS": "check"}
 
 
-def test_rt43_check_names_both_operations_streams_bytes_and_the_kind(run_python) -> None:
+def test_rt43_check_names_both_operations_streams_bytes_and_the_kind(run_python: RunPython) -> None:
     run_python(
         PROGRAM
         + """
@@ -66,7 +67,7 @@ assert torch.equal(host[1], torch.ones(100).half())
     ],
 )
 def test_rt43_every_kind_of_hazard_and_every_kind_of_order(
-    run_python, first: str, second: str, kind: str
+    run_python: RunPython, first: str, second: str, kind: str
 ) -> None:
     run_python(
         PROGRAM
@@ -95,7 +96,7 @@ for order in (lambda e: b.wait_event(e), lambda e: b.wait_stream(a), lambda e: e
 
 
 @pytest.mark.parametrize("env_", [{"OPENSPYRE_HAZARDS": "insert"}, {"SPYRE_HAZARD_TRACKER": "1"}])
-def test_rt43_insert_gives_correct_data(run_python, env_: dict[str, str]) -> None:
+def test_rt43_insert_gives_correct_data(run_python: RunPython, env_: dict[str, str]) -> None:
     run_python(
         PROGRAM
         + """
@@ -111,7 +112,7 @@ for i in range(5):
     )
 
 
-def test_rt43_ordinary_programs_have_no_hazard(run_python) -> None:
+def test_rt43_ordinary_programs_have_no_hazard(run_python: RunPython) -> None:
     """Training with a side stream, freed blocks, two cards: nothing is reported."""
     run_python(
         """

@@ -12,6 +12,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from conftest import RunPython
 from oracles import assert_bits_equal
 
 half = torch.float16
@@ -105,7 +106,7 @@ def test_b046_b047_small_float_tensors_are_right_in_every_row(dtype: torch.dtype
     assert (divided.cpu() == 16.5).all()
 
 
-def test_b049_ieee_products_are_rounded_correctly(run_python) -> None:
+def test_b049_ieee_products_are_rounded_correctly(run_python: RunPython) -> None:
     run_python(
         """
 import torch
@@ -202,8 +203,8 @@ def test_b065_b067_attention_over_part_of_a_stick(dtype: torch.dtype) -> None:
     keys = torch.eye(5, 33)
     query = 60 * keys[3].expand(1, 1, 2, 33)  # strongly peaked on key 3
     values = torch.arange(5.0).view(5, 1).expand(5, 33).contiguous()
-    spyre = [t.to(dtype).to("spyre") for t in (query, keys[None, None], values[None, None])]
-    got = F.scaled_dot_product_attention(*spyre).cpu().float()
+    q, k, v = (t.to(dtype).to("spyre") for t in (query, keys[None, None], values[None, None]))
+    got = F.scaled_dot_product_attention(q, k, v).cpu().float()
     assert not got.isnan().any()
     torch.testing.assert_close(got, torch.full((1, 1, 2, 33), 3.0), rtol=2e-3, atol=2e-3)
 
@@ -215,7 +216,8 @@ def test_b068_a_fully_masked_row_is_as_on_the_cpu() -> None:
     mask = torch.ones(4, 4, dtype=torch.bool)
     mask[2] = False
     expected = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
-    got = F.scaled_dot_product_attention(*(t.to("spyre") for t in (q, k, v, mask))).cpu()
+    a, b, c, m = (t.to("spyre") for t in (q, k, v, mask))
+    got = F.scaled_dot_product_attention(a, b, c, attn_mask=m).cpu()
     torch.testing.assert_close(got, expected, equal_nan=True)
 
 

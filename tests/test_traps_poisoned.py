@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from conftest import RunPython
 
 HERE = Path(__file__).parent
 POISON = {"OPENSPYRE_POISON": "1"}
@@ -29,7 +30,9 @@ def test_trap_rows_with_poisoned_pads(file: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
-def test_l33_poisoned_pads_do_not_reach_softmax_sum_or_matmul(run_python, dtype: str) -> None:
+def test_l33_poisoned_pads_do_not_reach_softmax_sum_or_matmul(
+    run_python: RunPython, dtype: str
+) -> None:
     run_python(
         f"""
 import torch
@@ -60,7 +63,7 @@ assert torch.equal((d @ e).cpu().double(), x.double() @ w.double())
     )
 
 
-def test_l28_stickify_and_back_on_the_card_keeps_the_bits(run_python) -> None:
+def test_l28_stickify_and_back_on_the_card_keeps_the_bits(run_python: RunPython) -> None:
     """Random ranks 1 to 6, random orders, every dtype, numerics that keep the bits."""
     run_python(
         """
@@ -90,7 +93,7 @@ for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch
     )
 
 
-def test_l29_a_tensor_of_rank_seven_keeps_its_values(run_python) -> None:
+def test_l29_a_tensor_of_rank_seven_keeps_its_values(run_python: RunPython) -> None:
     run_python(
         """
 import torch

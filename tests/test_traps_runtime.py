@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from conftest import RunPython
 from oracles import assert_bits_equal
+from torch.utils.dlpack import from_dlpack
 
 spyre = torch.spyre
 ROOT = Path(__file__).parent.parent
@@ -43,7 +45,7 @@ def test_b106_each_row_of_the_table_of_guarantees(pinned: bool, non_blocking: bo
 # --- memory
 
 
-def test_b112_a_request_beyond_a_segment_names_the_limit(run_python) -> None:
+def test_b112_a_request_beyond_a_segment_names_the_limit(run_python: RunPython) -> None:
     code = """
 import torch
 try:
@@ -67,7 +69,7 @@ def test_b113_the_fragmentation_score_lies_in_zero_to_one() -> None:
     assert 0 <= score.score <= 1
 
 
-def test_b119_allocator_options_change_no_result(run_python) -> None:
+def test_b119_allocator_options_change_no_result(run_python: RunPython) -> None:
     code = """
 import torch
 torch.manual_seed(3)
@@ -176,6 +178,7 @@ def test_b152_gradients_of_a_product_equal_the_cpus() -> None:
     c, d = (t.detach().to("spyre").requires_grad_() for t in (a, b))
     (a @ b).relu().sum().backward()
     (c @ d).relu().sum().backward()
+    assert c.grad is not None and d.grad is not None
     torch.testing.assert_close(c.grad.cpu(), a.grad)
     torch.testing.assert_close(d.grad.cpu(), b.grad)
 
@@ -183,7 +186,7 @@ def test_b152_gradients_of_a_product_equal_the_cpus() -> None:
 # --- errors and process safety
 
 
-def test_b160_an_error_says_operation_shape_limit_and_way_out(run_python) -> None:
+def test_b160_an_error_says_operation_shape_limit_and_way_out(run_python: RunPython) -> None:
     done = run_python(
         """
 import torch
@@ -206,7 +209,7 @@ assert w.weight.sum().isfinite()
     assert "Float[3, 64]" in fallback and "OPENSPYRE_FALLBACK" in fallback
 
 
-def test_b161_ten_thousand_random_calls_raise_no_signal(run_python) -> None:
+def test_b161_ten_thousand_random_calls_raise_no_signal(run_python: RunPython) -> None:
     done = run_python(
         """
 import random, warnings, torch
@@ -247,7 +250,7 @@ print(done, errors)
     assert right + errors == 10_000 and right > 2000 and errors > 100
 
 
-def test_b193_autoload_off_leaves_a_way_in(run_python) -> None:
+def test_b193_autoload_off_leaves_a_way_in(run_python: RunPython) -> None:
     run_python(
         """
 import torch
@@ -264,7 +267,7 @@ assert torch.ones(2, device="spyre").sum().item() == 2
     )
 
 
-def test_b191_importing_torch_brings_no_inductor(run_python) -> None:
+def test_b191_importing_torch_brings_no_inductor(run_python: RunPython) -> None:
     run_python(
         """
 import sys, torch
@@ -278,7 +281,9 @@ assert not [name for name in sys.modules if name.startswith("torch._inductor")]
 
 
 @pytest.mark.parametrize("env", [{}, {"SPYRE_DEVICES": "nonsense"}, {"OPENSPYRE_CARDS": "0"}])
-def test_pt7_asking_for_devices_never_raises_and_starts_nothing(run_python, env: dict) -> None:
+def test_pt7_asking_for_devices_never_raises_and_starts_nothing(
+    run_python: RunPython, env: dict[str, str]
+) -> None:
     run_python(
         """
 import torch
@@ -312,7 +317,7 @@ def test_pt8_an_index_out_of_range_is_refused_by_name(index: int) -> None:
     assert spyre.current_device() == 0
 
 
-def test_pt9_a_context_exists_for_real_devices_after_the_start_only(run_python) -> None:
+def test_pt9_a_context_exists_for_real_devices_after_the_start_only(run_python: RunPython) -> None:
     run_python(
         """
 import torch
@@ -347,8 +352,8 @@ def test_pt16_the_capability_names_exactly_the_dtypes_of_the_card() -> None:
 def test_pt21_a_pinned_cpu_tensor_may_be_exported() -> None:
     """torch calls pinned memory kDLCUDAHost whoever pinned it; its bytes are plain host memory."""
     x = torch.arange(6.0).pin_memory()
-    assert torch.equal(torch.from_dlpack(x), x)
-    y = torch.from_dlpack(x)
+    assert torch.equal(from_dlpack(x), x)
+    y = from_dlpack(x)
     y[2] = 9
     assert x[2] == 9
 

@@ -6,6 +6,8 @@ in a process with poisoned pads (test_traps_poisoned.py).
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -22,7 +24,7 @@ def counting(*shape: int, modulus: int = 997, dtype: torch.dtype = half) -> torc
     return (torch.arange(numel) % modulus).to(dtype).view(shape)
 
 
-def same_on_card(function, *tensors: torch.Tensor) -> None:
+def same_on_card(function: Callable[..., torch.Tensor], *tensors: torch.Tensor) -> None:
     """`function` of the tensors gives the same bits on both devices."""
     expected = function(*tensors)
     got = function(*(t.to("spyre") for t in tensors))
