@@ -21,16 +21,17 @@ namespace {
 
 using machine::Layout;
 
-// Pinning and building layouts is rare; a few shared locks keep Allocation small.
-std::mutex& stripe(const Allocation& allocation) {
-  static auto* locks = new std::array<std::mutex, 16>();
+// Pinning and building layouts is rare; a few shared locks keep Allocation small. Recursive: a new
+// home may need the garbage collector, whose finalizers may use other tensors of the same stripe.
+std::recursive_mutex& stripe(const Allocation& allocation) {
+  static auto* locks = new std::array<std::recursive_mutex, 16>();
   return (*locks)[(reinterpret_cast<uintptr_t>(&allocation) >> 6) % locks->size()];
 }
 
 // Whoever holds a stripe may wait for a stream, and that wait asks Python for signals: a thread
 // that waits for the stripe must not keep the GIL meanwhile.
-std::unique_lock<std::mutex> lock_stripe(const Allocation& allocation) {
-  std::unique_lock<std::mutex> lock(stripe(allocation), std::try_to_lock);
+std::unique_lock<std::recursive_mutex> lock_stripe(const Allocation& allocation) {
+  std::unique_lock<std::recursive_mutex> lock(stripe(allocation), std::try_to_lock);
   if (!lock.owns_lock()) {
     WithoutGil released;
     lock.lock();
@@ -116,7 +117,7 @@ int64_t tail_bytes(const Allocation& allocation) {
 }  // namespace
 
 std::shared_ptr<const Layout> layout_of(Allocation& allocation) {
-  const std::unique_lock<std::mutex> lock = lock_stripe(allocation);
+  const std::unique_lock<std::recursive_mutex> lock = lock_stripe(allocation);
   if (!allocation.layout) allocation.layout = std::make_shared<Layout>(build_layout(allocation));
   return allocation.layout;
 }
@@ -264,7 +265,7 @@ void rehome(Allocation& allocation, std::shared_ptr<const Layout> old_layout, bo
 
 void pin(Allocation& allocation, const at::TensorBase& tensor) {
   const c10::ScalarType dtype = tensor.scalar_type();
-  const std::unique_lock<std::mutex> lock = lock_stripe(allocation);
+  const std::unique_lock<std::recursive_mutex> lock = lock_stripe(allocation);
   if (allocation.typed) return;
   // uint8 is the dtype of byte views: it reads raw bytes as they are and decides nothing.
   if (dtype == c10::kByte) return;

@@ -168,6 +168,9 @@ at::Tensor& set_empty(at::Tensor& self) {
 
 void record_stream(at::Tensor& self, c10::Stream stream) {
   TORCH_CHECK(stream.device_type() == kSpyre, "spyre: record_stream needs a stream of the device");
+  TORCH_CHECK(stream.device() == self.device(), "spyre: record_stream of a tensor on ",
+              self.device(), " with a stream of ", stream.device(),
+              "; a stream protects memory of its own device only");
   device_allocator()->recordStream(self.storage().data_ptr(), stream);
 }
 

@@ -2,6 +2,8 @@
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <c10/util/Exception.h>
 
+#include <atomic>
+
 #include "torch/allocation.h"
 #include "torch/current.h"
 #include "torch/engine.h"
@@ -13,7 +15,7 @@ namespace {
 
 // What a torch.Event points at. Every record makes a new one-shot event of the card.
 struct RecordedEvent {
-  card::EventPtr event;
+  std::atomic<card::EventPtr> event;  // one thread may record again while another waits
   int device;
 };
 
@@ -104,17 +106,24 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   }
   void recordDataPtrOnStream(const c10::DataPtr& data, const c10::Stream& stream) const override {
     streams_of(stream);
+    TORCH_CHECK(data.device() == stream.device(), "spyre: record_stream of memory on ",
+                data.device(), " with a stream of ", stream.device(),
+                "; a stream protects memory of its own device only");
     device_allocator()->recordStream(data, stream);
   }
 
   void record(void** event, const c10::Stream& stream, const c10::DeviceIndex,
               const c10::EventFlag) const override {
     card::DeviceStreams& streams = streams_of(stream);
+    auto* recorded = static_cast<RecordedEvent*>(*event);
+    TORCH_CHECK(recorded == nullptr || recorded->device == streams.device(),
+                "spyre: an event first recorded on spyre:", recorded ? recorded->device : 0,
+                " cannot be recorded on ", stream.device(), "; make a new event for that device");
     guarded([&] {
       card::EventPtr fresh = streams.make_event();
       streams.signal(id_of(stream), fresh);
-      if (*event == nullptr) *event = new RecordedEvent();
-      *static_cast<RecordedEvent*>(*event) = {std::move(fresh), streams.device()};
+      if (recorded == nullptr) *event = recorded = new RecordedEvent{nullptr, streams.device()};
+      recorded->event.store(std::move(fresh));
     });
   }
   void block(void* event, const c10::Stream& stream) const override {
@@ -124,23 +133,26 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   }
   bool queryEvent(void* event) const override {
     if (event == nullptr) return true;
-    return card::DeviceStreams::query(static_cast<RecordedEvent*>(event)->event);
+    return card::DeviceStreams::query(static_cast<RecordedEvent*>(event)->event.load());
   }
   void synchronizeEvent(void* event) const override {
     if (event == nullptr) return;
-    // A copy: another thread may record the event again while we wait.
-    const RecordedEvent recorded = *static_cast<RecordedEvent*>(event);
+    const auto& recorded = *static_cast<RecordedEvent*>(event);
+    const card::EventPtr waited = recorded.event.load();
+    card::DeviceStreams& streams = *device_at(recorded.device).streams;
     guarded([&] {
       interruptible([&](const std::function<bool()>& interrupt) {
-        device_at(recorded.device).streams->synchronize_event(recorded.event, interrupt);
+        streams.synchronize_event(waited, interrupt);
       });
     });
   }
   double elapsedTime(void* start, void* end, const c10::DeviceIndex) const override {
     TORCH_CHECK(start != nullptr && end != nullptr,
                 "spyre: both events must be recorded before the time between them is asked for");
-    const auto from = card::DeviceStreams::event_time_ns(static_cast<RecordedEvent*>(start)->event);
-    const auto to = card::DeviceStreams::event_time_ns(static_cast<RecordedEvent*>(end)->event);
+    const auto from =
+        card::DeviceStreams::event_time_ns(static_cast<RecordedEvent*>(start)->event.load());
+    const auto to =
+        card::DeviceStreams::event_time_ns(static_cast<RecordedEvent*>(end)->event.load());
     TORCH_CHECK(from.has_value() && to.has_value(),
                 "spyre: an event that waits for work not yet submitted has no time; synchronize it "
                 "before asking for the elapsed (modelled) time");

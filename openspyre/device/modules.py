@@ -1,10 +1,10 @@
 """Moving modules so that tied parameters stay tied.
 
 `module.to("spyre")` gives every parameter a new Parameter object: torch keeps the old one only for
-device types on a closed list in its C++ core, which in 2.13 and 2.14 leaves out-of-tree devices out.
-A weight that two layers share becomes two weights: right for inference, twice the memory, and wrong
-for training. torch's public switch for conversion by swapping keeps the objects; it is global, so it
-is on here only while one module moves.
+device types on a closed list in its C++ core, and out-of-tree devices are not on it in 2.13 and
+2.14. A weight that two layers share becomes two weights: right for inference, twice the memory, and
+wrong for training. torch's public switch for conversion by swapping keeps the objects; it is
+global, so it is on here only while one module moves.
 """
 
 from __future__ import annotations
