@@ -51,6 +51,7 @@ $(1)/.stamp-dev: $(1)/.stamp-torch requirements-dev.txt
 # The stamp carries the time at which the build began: a file edited meanwhile is built next time.
 $(1)/.stamp-openspyre: $(1)/.stamp-dev $(NATIVE) openspyre/__init__.py
 	@touch $(1)/.building
+	@echo "Building the extension: some minutes the first time, seconds after a change ..."
 	PATH="$(CURDIR)/$(1)/bin:$$$$PATH" $(1)/bin/pip install -q $(PIP_ARGS) --no-build-isolation --no-deps -e . \
 	  -C build-dir=build/$(patsubst .%,%,$(1))
 	@mv $(1)/.building $$@

@@ -296,7 +296,7 @@ _ROWS: tuple[Variable, ...] = (
         values="off, check, insert",
         meaning="Work of two streams that touches the same bytes, one writing, with nothing to "
         "order it. check: refused with `torch.spyre.Hazard`. insert: the wait is added. "
-        "Default: off.",
+        "Not set: off, unless `SPYRE_HAZARD_TRACKER` is 1.",
         read_by="csrc/card hazards",
         parse=_names("off", "check", "insert"),
     ),
@@ -323,7 +323,7 @@ _ROWS: tuple[Variable, ...] = (
         name="OPENSPYRE_STATS_DIR",
         default="/dev/shm",
         values="directory, or off",
-        meaning="Where each process publishes its statistics page for the live view.",
+        meaning="Where each process publishes its statistics page for a live view.",
         read_by="csrc/card stats_page",
         parse=lambda text: "" if text.lower() == "off" else text,
     ),

@@ -2,6 +2,7 @@
 #include "card/stats_page.h"
 
 #include <fcntl.h>
+#include <signal.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -9,8 +10,11 @@
 #include <atomic>
 #include <cerrno>
 #include <chrono>
+#include <cstdio>
 #include <cstring>
+#include <filesystem>
 #include <mutex>
+#include <system_error>
 
 namespace openspyre::card {
 
@@ -77,10 +81,29 @@ StatsPage* map_file(const std::string& directory, const std::string& path, std::
 
 }  // namespace
 
+namespace {
+
+// Processes that were killed leave their page behind. Whoever opens one next clears those away;
+// pages of other users stay, as unlink is refused.
+void sweep_dead_pages(const std::string& directory) {
+  std::error_code ignored;
+  std::filesystem::directory_iterator entry(directory, ignored), end;
+  for (; entry != end; entry.increment(ignored)) {
+    int pid = 0, length = 0;
+    const std::string name = entry->path().filename();
+    if (std::sscanf(name.c_str(), "openspyre-%d.stats%n", &pid, &length) != 1) continue;
+    if (pid <= 0 || static_cast<size_t>(length) != name.size()) continue;
+    if (kill(pid, 0) != 0 && errno == ESRCH) unlink(entry->path().c_str());
+  }
+}
+
+}  // namespace
+
 StatsPage* open_stats_page(const std::string& directory, std::string* error) {
   Open& open = state();
   std::lock_guard lock(open.mutex);
   if (open.page) return open.page;
+  sweep_dead_pages(directory);
   pid_t pid = getpid();
   std::string path = directory + "/openspyre-" + std::to_string(pid) + ".stats", why;
   if (StatsPage* page = map_file(directory, path, why)) {

@@ -116,3 +116,22 @@ TEST(stats_page_counts_exactly_under_threads) {
   CHECK_EQ(page->devices[0].engine_steps[2], 40000u);
   close_stats_page();
 }
+
+TEST(stats_page_clears_away_those_of_dead_processes_only) {
+  Directory directory;
+  const pid_t child = fork();
+  if (child == 0) _exit(0);
+  waitpid(child, nullptr, 0);
+  const std::string dead = directory.path + "/openspyre-" + std::to_string(child) + ".stats";
+  const std::string alive = directory.path + "/openspyre-" + std::to_string(getppid()) + ".stats";
+  const std::string other = directory.path + "/openspyre-notes.stats";
+  for (const std::string& path : {dead, alive, other}) std::ofstream(path) << "page";
+  std::string error;
+  open_stats_page(directory.path, &error);
+  CHECK(!exists(dead));
+  CHECK(exists(alive));
+  CHECK(exists(other));
+  close_stats_page();
+  unlink(alive.c_str());
+  unlink(other.c_str());
+}

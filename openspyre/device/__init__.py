@@ -103,6 +103,7 @@ from openspyre.device.streams import (
     stream_get_error,
     stream_get_error_string,
 )
+from openspyre.layout import SpyreTensorLayout
 from openspyre.ops.fallback import (
     FallbackReport,
     FallbackRow,
@@ -124,6 +125,7 @@ __all__ = [
     "NoBacking",
     "SpyreDeviceState",
     "SpyreStreamError",
+    "SpyreTensorLayout",
     "Stream",
     "StreamContext",
     "StreamFailure",
@@ -204,4 +206,4 @@ def __getattr__(name: str) -> bool:
     # without it a recomputed dropout would draw another mask, and gradients would be wrong.
     if name == "_initialized":
         return is_initialized()
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    raise AttributeError(f"module 'torch.spyre' has no attribute {name!r}")
