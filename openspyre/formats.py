@@ -143,7 +143,7 @@ _RAW_DTYPES: dict[HostType, str] = {
     "qint8 quint8 quint4x2 quint2x4 bits8 bits1x8 bits2x4 bits4x2 "
     "int1 int2 int3 int4 int5 int6 int7 uint1 uint2 uint3 uint4 uint5 uint6 uint7",
     HostType.RAW2: "uint16 bits16",
-    HostType.RAW4: "uint32 complex32 qint32",
+    HostType.RAW4: "uint32 complex32 bcomplex32 qint32",  # bcomplex32: torch 2.14
     HostType.RAW8: "float64 complex64 uint64",
     HostType.RAW16: "complex128",
 }

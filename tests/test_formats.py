@@ -543,6 +543,7 @@ TABLE = {  # dtype: format under dl16, under ieee, elements a stick
     "uint16": ("HOST_2", "HOST_2", 64),
     "uint32": ("HOST_4", "HOST_4", 32),
     "complex32": ("HOST_4", "HOST_4", 32),
+    "bcomplex32": ("HOST_4", "HOST_4", 32),  # torch 2.14
     "qint32": ("HOST_4", "HOST_4", 32),
     "uint64": ("HOST_8", "HOST_8", 16),
     "float64": ("HOST_8", "HOST_8", 16),
