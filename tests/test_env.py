@@ -315,7 +315,7 @@ def test_read_raises_what_configuration_collects() -> None:
 def test_defaults_of_the_table_are_valid_values() -> None:
     for row in env.VARIABLES.values():
         if row.default:
-            row.parse(row.default)
+            assert env.read(row.name, {}) == row.parse(row.default), row.name
 
 
 # --- what the table is worth

@@ -130,16 +130,22 @@ uint64_t blocks_for(const Tensor& self, int per_block) {
          static_cast<uint64_t>(per_block);
 }
 
+// The dtype of a tensor that `op` fills with floating draws; other dtypes are refused by name.
+at::ScalarType floating_type(const char* op, const Tensor& self) {
+  const at::ScalarType type = self.scalar_type();
+  TORCH_CHECK_NOT_IMPLEMENTED(type == at::kFloat || type == at::kDouble || is_16bit_float(type),
+                              "\"", op, "\" not implemented for '", c10::toString(type), "' (",
+                              describe(self), ")");
+  return type;
+}
+
 // Draws a floating tensor: `draw` takes a uint32_t word for 16- and 32-bit dtypes, and a uint64_t
 // word for float64, and gives a double.
 template <class Draw>
 void draw_floating(const char* op, const Tensor& self, const MaybeGenerator& generator,
                    const Draw& draw) {
   check_self(self, generator);
-  const at::ScalarType type = self.scalar_type();
-  TORCH_CHECK_NOT_IMPLEMENTED(type == at::kFloat || type == at::kDouble || is_16bit_float(type),
-                              "\"", op, "\" not implemented for '", c10::toString(type), "' (",
-                              describe(self), ")");
+  const at::ScalarType type = floating_type(op, self);
   FallbackScope scope(op, {});
   scope.on(self.device());
   Tensor host = host_for(self);
@@ -230,10 +236,7 @@ template <class Finish>
 void draw_normal(const char* op, const Tensor& self, const MaybeGenerator& generator,
                  const Finish& finish) {
   check_self(self, generator);
-  const at::ScalarType type = self.scalar_type();
-  TORCH_CHECK_NOT_IMPLEMENTED(type == at::kFloat || type == at::kDouble || is_16bit_float(type),
-                              "\"", op, "\" not implemented for '", c10::toString(type), "' (",
-                              describe(self), ")");
+  const at::ScalarType type = floating_type(op, self);
   FallbackScope scope(op, {});
   scope.on(self.device());
   Tensor host = host_for(self);
