@@ -26,8 +26,9 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
 
 NATIVE := CMakeLists.txt $(wildcard cmake/*) pyproject.toml \
-          $(wildcard csrc/torch/*) $(wildcard csrc/card/*) $(wildcard csrc/machine/*)
-CXX_FILES := $(wildcard csrc/*/*.cpp csrc/*/*.h)
+          $(wildcard csrc/torch/*) $(wildcard csrc/card/*) $(wildcard csrc/machine/*) \
+          $(wildcard csrc/machine/*/*)
+CXX_FILES := $(wildcard csrc/*/*.cpp csrc/*/*.h csrc/*/*/*.cpp csrc/*/*/*.h)
 
 .PHONY: setup tools run test test-all test-torch-next test-asan test-tsan bench lint format docs \
         clean clean-venv
