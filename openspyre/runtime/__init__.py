@@ -1,0 +1,1 @@
+"""The runtime's Python side: SpyreCode directories on disk, job plans, launches."""
