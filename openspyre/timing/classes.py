@@ -1,0 +1,138 @@
+"""Groups of cores that behave alike, so that the engine follows one of each group.
+
+Two cores are alike when every number that shapes their schedule is equal (loop counts, tile sizes,
+token counts) and their partners on the ring and in remote signals are alike. Addresses do not
+count. Imports no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from openspyre.program.concrete import Instance, ProgramError, compiled
+from openspyre.program.expr import Expr, ExprError
+from openspyre.program.model import (
+    Compute,
+    Instruction,
+    Load,
+    Loop,
+    Program,
+    Ring,
+    Signal,
+    Store,
+    Wait,
+)
+
+
+@dataclass(frozen=True)
+class CoreClass:
+    """Cores that run alike; `cores` ascending, the first one stands for them."""
+
+    cores: tuple[int, ...]
+
+    @property
+    def leader(self) -> int:
+        return self.cores[0]
+
+    def __len__(self) -> int:
+        return len(self.cores)
+
+
+def instructions(program: Program) -> Iterator[Instruction]:
+    """Every instruction, those inside loops included."""
+
+    def inside(body: tuple[Instruction, ...]) -> Iterator[Instruction]:
+        for item in body:
+            yield item
+            if isinstance(item, Loop):
+                yield from inside(item.body)
+
+    for body in program.queues.values():
+        yield from inside(body)
+
+
+def _shaping(item: Instruction) -> Iterator[Expr]:
+    if isinstance(item, Loop):
+        yield item.count
+    elif isinstance(item, Wait | Signal):
+        yield item.count
+        yield item.index
+    else:
+        for label in item.over:
+            yield label.size
+        if isinstance(item, Ring):
+            yield item.count
+        if isinstance(item, Compute):
+            yield item.limit
+
+
+def core_classes(instance: Instance) -> list[CoreClass]:
+    """The groups, by their first core. Raises ProgramError for a partner that does not exist."""
+    program = instance.program
+    names: set[str] = set()
+    partners: list[tuple[Expr, str | None, Expr | None]] = []
+    for item in instructions(program):
+        for expr in _shaping(item):
+            names.update(expr.names())
+        if isinstance(item, Signal) and item.core is not None:
+            partners.append((item.core, None, None))
+        elif isinstance(item, Ring):
+            partners.append((item.core, item.variable, item.count))
+    fixed = sorted(names & set(instance.core_values[0]))
+    key: list[object] = [
+        tuple(instance.core_values[core][name] for name in fixed) for core in range(instance.cores)
+    ]
+    seen = [_partners(instance, partners, core) for core in range(instance.cores)]
+    # Refine until the partners of alike cores are alike (as automata are minimised).
+    for _ in range(instance.cores):
+        number = {k: i for i, k in enumerate(dict.fromkeys(key))}
+        refined: list[object] = [
+            (number[key[core]], tuple(p if p < 0 else number[key[p]] for p in seen[core]))
+            for core in range(instance.cores)
+        ]
+        if len(set(refined)) == len(number):
+            break
+        key = refined
+    groups: dict[object, list[int]] = {}
+    for core in range(instance.cores):
+        groups.setdefault(key[core], []).append(core)
+    return [CoreClass(tuple(cores)) for cores in groups.values()]
+
+
+def _partners(
+    instance: Instance, exprs: list[tuple[Expr, str | None, Expr | None]], core: int
+) -> tuple[int, ...]:
+    """The partner cores by expression; -1 - core (which makes the core a class of its own) where
+    a loop decides."""
+    values = instance.core_values[core]
+    out: list[int] = []
+    for expr, variable, count in exprs:
+        free = {name for name in expr.names() if name not in values and name != variable}
+        try:
+            repeat = 1 if count is None else count.evaluate(values)
+            if free:
+                raise ExprError("decided in a loop")
+            for q in range(repeat):
+                partner = compiled(expr)(values if variable is None else {**values, variable: q})
+                # A branch not taken may compute nonsense: only its value when taken matters.
+                out.append(partner if 0 <= partner < instance.cores else -1 - core)
+        except ExprError:
+            out.append(-1 - core)
+    return tuple(out)
+
+
+def group_size(instance: Instance, item: Load) -> int:
+    """Cores that share one read of a multicast LOAD."""
+    sizes = {digit.name: digit.size for digit in instance.program.grid}
+    product = 1
+    for name in item.multicast:
+        if name not in sizes:
+            raise ProgramError(f"multicast: no digit {name!r}")
+        product *= sizes[name]
+    return product
+
+
+def moves(item: Load | Store) -> str:
+    """The operand a LOAD or STORE names in LPDDR5."""
+    return item.source.place if isinstance(item, Load) else item.target.place
