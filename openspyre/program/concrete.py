@@ -251,6 +251,8 @@ class Instance:
             self.shapes[item.name] = tuple(s.evaluate(self.symbols) for s in item.shape)
             self.reduced[item.name] = tuple(s.evaluate(self.symbols) for s in item.reduced)
         self.core_values = [self._core_values(core) for core in range(self.cores)]
+        # Loop steps that `walk` may still take: loops without tasks in them must end, too.
+        self.steps_left = 1 << 62
 
     def _core_values(self, core: int) -> Environment:
         values = dict(self.symbols)
@@ -297,6 +299,12 @@ class Instance:
                 )
             variable = instruction.variable
             for step in range(count):
+                self.steps_left -= 1
+                if self.steps_left < 0:
+                    raise ProgramError(
+                        f"{unit.value}[{'.'.join(map(str, here))}] loop on core {core}: its count"
+                        f" {instruction.count} is {count}, more steps than the limit"
+                    )
                 if variable is not None:
                     values[variable] = step
                     # A second entry under % tells loop variables from the rest, in messages.
