@@ -86,6 +86,7 @@ class Engine:
         card: CardSpec,
         table: TimingTable,
         keep_spans: bool,
+        extrapolate: bool,
     ) -> None:
         self.instance = Instance(program, symbols)
         if program.cores > card.cores:
@@ -118,7 +119,7 @@ class Engine:
         self.end = 0
         self.demands: dict[tuple[int, int], Demand] = {}
         self.snapshots: dict[tuple[int, ...], Snapshot] = {}
-        self.anchor = self._anchor()
+        self.anchor = self._anchor() if extrapolate else None
         self.links: dict[tuple[int, tuple[int, ...]], tuple[int, int]] = {}
 
     def _anchor(self) -> Queue | None:
@@ -497,14 +498,16 @@ def time_program(
     table: TimingTable = TABLE,
     *,
     spans: bool = True,
+    extrapolate: bool = True,
 ) -> Timeline:
     """The modelled run of `program` on `card` (default: the preset `spyre`), from its first task to
     its last; launch and transfers by the host are not in it.
 
-    Deterministic. `spans` False leaves out the single tasks. Raises ProgramError for a program that
+    Deterministic. `spans` False leaves out the single tasks; `extrapolate` False goes through every
+    task, with the same result. Raises ProgramError for a program that
     cannot run: too many cores, a partner or semaphore that is not there, a deadlock.
     """
-    return Engine(program, symbols, card or PRESETS["spyre"], table, spans).run()
+    return Engine(program, symbols, card or PRESETS["spyre"], table, spans, extrapolate).run()
 
 
 def duration_ns(
