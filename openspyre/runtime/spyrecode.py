@@ -104,8 +104,8 @@ class ComputeOnDevice:
 
 @dataclass(frozen=True)
 class ComputeOnHost:
-    """Makes a blob of `size` bytes, named `ohandle`. `correction` None: all zero. `ihandle`: "" when
-    the values of the symbols come from the launch, else the handle that holds them as int64."""
+    """Makes a blob of `size` bytes, named `ohandle`. `correction` None: all zero. `ihandle`: ""
+    when the symbols' values come from the launch, else the handle that holds them as int64."""
 
     ohandle: str
     size: int
@@ -117,9 +117,9 @@ class ComputeOnHost:
 
 @dataclass(frozen=True)
 class DataTransfer:
-    """`to_device`: the blob `host_handle` to `dev_ptr` in program memory. Else from `dev_ptr` into a
-    new host buffer `host_handle`: program memory in segment 7, or, in a lower segment, the launch
-    argument with the segment's number."""
+    """`to_device`: the blob `host_handle` to `dev_ptr` in program memory. Else from `dev_ptr` into
+    a new host buffer `host_handle`: program memory in segment 7, or, in a lower segment, the
+    launch argument with the segment's number."""
 
     to_device: bool
     host_handle: str
