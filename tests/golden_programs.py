@@ -87,7 +87,8 @@ def abs64() -> Program:
 def every_field() -> Program:
     """Every instruction and every optional part; see the module."""
     n, m, i, j = Var("n"), Var("m"), Var("i"), Var("j")
-    over = (Label("r", i * 64 + Var("r0"), Const(64)), Label("c", Const(0), Const(128)))
+    over = (Label("r", Var("r0"), Const(64)), Label("c", Const(0), Const(128)))
+    looped = (Label("r", i * 64 + Var("r0"), Const(64)), over[1])
     dense = (("r", Const(128)), ("c", Const(8192)))
 
     def tile(value: str, place: str, format: Format = F16, **more: object) -> Access:
@@ -137,8 +138,10 @@ def every_field() -> Program:
             Binary("//", n + 63, Const(64)),
             (
                 Wait("free", Binary("%", i, Const(2)), Const(1)),
-                Load(over, tile("x", "x"), tile("x", "xt", slot=Binary("%", i, Const(2))), ("m",)),
-                Load(over, picked, tile("x", "xt"), (), Gather("r", index, n)),
+                Load(
+                    looped, tile("x", "x"), tile("x", "xt", slot=Binary("%", i, Const(2))), ("m",)
+                ),
+                Load(looped, picked, tile("x", "xt"), (), Gather("r", index, n)),
                 Signal("full", Binary("%", i, Const(2)), Const(2), Var("core") - Var("core") % 2),
                 Loop(None, Binary("==", m, Const(0)), (Signal("full"),)),
             ),
