@@ -13,8 +13,8 @@ Program are `verify.py`'s. Imports no torch.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -73,6 +73,9 @@ class Span:
 
 SpanLike: TypeAlias = "Span | tuple[ExprLike, ExprLike] | ExprLike"
 Over: TypeAlias = Mapping[str, SpanLike]
+
+
+Boxes: TypeAlias = "Callable[[], AbstractContextManager[tuple[dict[str, Span], Expr]]]"
 
 
 def span(value: SpanLike) -> Span:
@@ -604,6 +607,29 @@ class ProgramBuilder:
             if fixed is not None and fixed % size == 0:
                 left = Const(size)  # every span is whole
             yield Span(total.start + begin, left, step)
+
+    def boxes(self, **labels: tuple[SpanLike, int] | ExprLike) -> Boxes:
+        """Loops over the tiles of a box, for every queue that walks it: after `boxes =
+        b.boxes(r=(mine, 128), c=(2048, 256), d=64)`, `with boxes() as (over, turn):` takes `r` in
+        spans of 128 and, inside, `c` in spans of 256; `d` is whole. `over`: the spans by label;
+        `turn`: the running number of the tile, 0, 1, 2, .."""
+
+        @contextmanager
+        def walk() -> Iterator[tuple[dict[str, Span], Expr]]:
+            spans: dict[str, Span] = {}
+            turn: Expr = ZERO
+            with ExitStack() as loops:
+                for label, given in labels.items():
+                    if isinstance(given, tuple):
+                        whole, size = span(given[0]), given[1]
+                        tile = loops.enter_context(self.tiles(f"{label}_step", whole, size))
+                        turn = turn * ceil_div(whole.size, size) + tile.step
+                        spans[label] = tile
+                    else:
+                        spans[label] = span(given)
+                yield spans, turn
+
+        return walk
 
     def wait(self, token: str, index: ExprLike = 0, count: ExprLike = 1) -> None:
         self.emit(Wait(token, expr(index), expr(count)))
