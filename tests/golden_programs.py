@@ -44,6 +44,7 @@ from openspyre.program.model import (
     Wait,
 )
 from openspyre.program.ops import Combine, Kind
+from openspyre.program.text import to_text
 
 DATA = Path(__file__).parent / "data"
 F16, F32, I32, I64 = Format.SEN169_FP16, Format.IEEE_FP32, Format.IEEE_INT32, Format.IEEE_INT64
@@ -260,4 +261,6 @@ GOLDEN: dict[str, Callable[[], Program]] = {"abs64": abs64, "every_field": every
 if __name__ == "__main__":
     DATA.mkdir(exist_ok=True)
     for name, build in GOLDEN.items():
-        (DATA / f"golden_{name}.bin").write_bytes(encode(build()))
+        program = build()
+        (DATA / f"golden_{name}.bin").write_bytes(encode(program))
+        (DATA / f"golden_{name}.txt").write_text(to_text(program), encoding="utf-8")
