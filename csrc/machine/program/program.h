@@ -20,6 +20,9 @@ inline constexpr uint16_t kProgramVersion = 1;
 inline constexpr uint64_t kUnpatched = 0x3BAD5BAD5;  // lies in segment 0, which is never mapped
 inline constexpr int64_t kLaneAccumulators = 64;
 inline constexpr int kUnits = 5, kMaxLabels = 8, kMaxTiles = 8;
+// What any image must keep to, so that no number in it can make the machine allocate much.
+inline constexpr int kMaxCores = 1024, kMaxRank = 6, kMaxLoops = 32, kMaxExprDepth = 64;
+inline constexpr int64_t kMaxSemaphores = 65536, kMaxLxBytes = int64_t(64) << 20;
 
 enum class Unit : uint8_t { Load, Store, Ring, PT, SFU };
 enum class Role : uint8_t { In, Out, InOut, Scratch, Const };
@@ -62,7 +65,7 @@ struct ExprStep {
   int64_t value;  // of Const; index of Var
 };
 struct Expr {
-  std::vector<ExprStep> steps;  // never empty
+  std::vector<ExprStep> steps;  // empty only where an instruction has no such number
 };
 
 struct Label {
@@ -115,7 +118,8 @@ struct Instruction {
   // Ring: count, core and the variable's place in the environment. Loop: count and variable (-1).
   Expr count, core;
   int variable = -1;
-  bool has_core = false;  // Signal
+  std::string variable_name;  // for messages
+  bool has_core = false;      // Signal
   bool has_combine = false;
   Combine combine = Combine::Sum;
   // Compute
@@ -184,6 +188,7 @@ struct Program {
   uint64_t symbols_offset;           // of the symbol words in the image
   int words;                         // launch arguments, [dynamic region], symbols
   bool has_scratch;
+  bool rings = false, talks = false;  // cores read each other's LX; or also signal each other
   uint64_t symbol_checksum;
   std::vector<int> arguments;  // operand numbers of the launch arguments, in order
 };
