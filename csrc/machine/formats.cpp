@@ -206,10 +206,12 @@ bool has_isa(Isa isa) {
       return true;
 #ifdef OPENSPYRE_X86
     case Isa::AVX2:
-      return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c");
+      return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c") &&
+             __builtin_cpu_supports("fma");
     case Isa::AVX512:
       return has_isa(Isa::AVX2) && __builtin_cpu_supports("avx512f") &&
-             __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl");
+             __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+             __builtin_cpu_supports("avx512dq");
 #endif
     default:
       return false;

@@ -1,0 +1,150 @@
+// Products of few rows for AVX-512: b is decoded in registers as it streams by, once.
+//
+// Included by matmul_avx512.cpp inside its unnamed namespace. Same chains of additions as
+// matmul_body.h, so the same bits; it only saves the way of b through scratch memory.
+
+inline constexpr int64_t kFewRows = 8;
+
+// Rows of the output in registers over `depth` steps of k; `vectors` times 16 columns of one or
+// two sticks of b. Returns false, with out untouched, when DLFloat16's merged code was met and
+// `exact` is not set.
+template <Format format, bool exact, int rows, int vectors, bool is_fused>
+static bool few(const MatmulTile& t, int64_t k0, int64_t depth, int64_t column, const Ends& ends) {
+  constexpr int64_t bytes = kBytes<format>, eps = 128 / bytes;
+  Vec sum[rows][vectors];
+  std::byte* out[vectors];
+#pragma GCC unroll 16
+  for (int j = 0; j < vectors; ++j) {
+    const int64_t at = column + 16 * j;
+    out[j] = t.out + (at / 32) * t.out_stick + (at % 32) * 4;
+#pragma GCC unroll 16
+    for (int r = 0; r < rows; ++r) {
+      sum[r][j] = ends.start || ends.integers ? splat(0.0f) : load(out[j] + r * t.out_row);
+    }
+  }
+  // A format of 4 bytes has the second half of 64 columns in another stick.
+  const std::byte* b = t.b + k0 * t.b_row + (column / eps) * t.b_stick + (column % eps) * bytes;
+  const int64_t second = eps == 32 && vectors == 4 ? t.b_stick - 128 : 0;
+  Seen seen;
+  __m512i merged = _mm512_setzero_si512();
+  const int64_t step = t.b_row;
+  for (int64_t k = 0; k < depth; ++k, b += step) {
+    Vec x[vectors];
+    if constexpr (format == Format::SEN169_FP16 && !exact) {
+#pragma GCC unroll 16
+      for (int j = 0; j < vectors; j += 2) {
+        const __m512i codes = _mm512_loadu_si512(b + 32 * j);
+        merged = _mm512_max_epu16(merged, _mm512_or_si512(codes, _mm512_set1_epi16(-0x8000)));
+      }
+    }
+#pragma GCC unroll 16
+    for (int j = 0; j < vectors; ++j) {
+      x[j] = values16<format, exact>(b + 16 * bytes * j + (j >= 2 ? second : 0), t.merged_is_nan);
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < rows; ++r) {
+      const Vec a = splat(t.a_scratch[r * kRowA + k]);
+#pragma GCC unroll 16
+      for (int j = 0; j < vectors; ++j) {
+        sum[r][j] = is_fused ? fused(a, x[j], sum[r][j]) : separate(a, x[j], sum[r][j]);
+      }
+    }
+  }
+  if constexpr (format == Format::SEN169_FP16 && !exact) {
+    if (any_merged(_mm512_castsi512_ps(merged))) return false;
+  }
+#pragma GCC unroll 16
+  for (int j = 0; j < vectors; ++j) {
+#pragma GCC unroll 16
+    for (int r = 0; r < rows; ++r) finish(out[j] + r * t.out_row, sum[r][j], ends);
+  }
+  return true;
+}
+
+template <Format format, int rows, int vectors>
+static void few_columns(const MatmulTile& t, int64_t k0, int64_t depth, int64_t column,
+                        bool may_be_fused, const Ends& ends) {
+  if constexpr (format == Format::IEEE_FP32) {
+    few<format, true, rows, vectors, false>(t, k0, depth, column, ends);
+  } else if constexpr (format == Format::SEN169_FP16) {
+    if (!few<format, false, rows, vectors, true>(t, k0, depth, column, ends)) {
+      few<format, true, rows, vectors, true>(t, k0, depth, column, ends);
+    }
+  } else if (format != Format::BFLOAT16 || may_be_fused) {
+    few<format, true, rows, vectors, true>(t, k0, depth, column, ends);
+  } else {
+    few<format, true, rows, vectors, false>(t, k0, depth, column, ends);
+  }
+}
+
+// bfloat16: whether columns column .. column + 64 of b hold only values that may be fused.
+static bool narrow_columns(const MatmulTile& t, int64_t k0, int64_t depth, int64_t column) {
+  const int64_t valid = t.n - column < kPanel ? t.n - column : kPanel;
+  for (int64_t k = k0; k < k0 + depth; ++k) {
+    if (!narrow_bfloat16(t.b + k * t.b_row + (column / 64) * t.b_stick, valid)) return false;
+  }
+  return true;
+}
+
+template <Format format, int rows>
+static void few_rows(const MatmulTile& t) {
+  for (int64_t k0 = 0; k0 < t.k; k0 += kBlockK) {
+    const int64_t depth = t.k - k0 < kBlockK ? t.k - k0 : kBlockK;
+    const Ends ends{k0 == 0 && !t.accumulate, k0 + depth == t.k, t.integers};
+    Seen a_seen;
+    OPENSPYRE_DECODE(t.a_format, decode_rows_as, a_seen, t, 0, t.m, k0, depth)
+    for (int64_t n0 = 0; n0 < t.n; n0 += kPanel) {
+      bool fuse = !a_seen.wide;
+      if constexpr (format == Format::BFLOAT16) fuse = fuse && narrow_columns(t, k0, depth, n0);
+      if (t.n - n0 <= 32) {
+        few_columns<format, rows, 2>(t, k0, depth, n0, fuse, ends);
+      } else if constexpr (rows <= 5) {
+        few_columns<format, rows, 4>(t, k0, depth, n0, fuse, ends);
+      } else {  // more accumulators than registers: a half at a time, the second out of the cache
+        few_columns<format, rows, 2>(t, k0, depth, n0, fuse, ends);
+        few_columns<format, rows, 2>(t, k0, depth, n0 + 32, fuse, ends);
+      }
+    }
+  }
+}
+
+template <Format format>
+static void few_rows_of(const MatmulTile& t) {
+  switch (t.m) {
+    case 1:
+      return few_rows<format, 1>(t);
+    case 2:
+      return few_rows<format, 2>(t);
+    case 3:
+      return few_rows<format, 3>(t);
+    case 4:
+      return few_rows<format, 4>(t);
+    case 5:
+      return few_rows<format, 5>(t);
+    case 6:
+      return few_rows<format, 6>(t);
+    case 7:
+      return few_rows<format, 7>(t);
+    default:
+      return few_rows<format, 8>(t);
+  }
+}
+
+static void few(const MatmulTile& t) {
+  switch (t.b_format) {
+    case Format::SEN169_FP16:
+      return few_rows_of<Format::SEN169_FP16>(t);
+    case Format::IEEE_FP16:
+      return few_rows_of<Format::IEEE_FP16>(t);
+    case Format::BFLOAT16:
+      return few_rows_of<Format::BFLOAT16>(t);
+    case Format::SEN143_FP8:
+      return few_rows_of<Format::SEN143_FP8>(t);
+    case Format::SEN152_FP8:
+      return few_rows_of<Format::SEN152_FP8>(t);
+    case Format::SENINT8:
+      return few_rows_of<Format::SENINT8>(t);
+    default:
+      return few_rows_of<Format::IEEE_FP32>(t);
+  }
+}
