@@ -17,6 +17,7 @@ _TOKEN = re.compile(
       | (?P<sign>//|==|<=|[-+*%<=()\[\]{},.;])""",
     re.VERBOSE | re.ASCII,
 )
+_HEXADECIMAL = re.compile(r"(?:[0-9a-fA-F \t\r\n]|#[^\n]*)*")
 _ESCAPE = re.compile(r"\\(u\{[0-9a-fA-F]{1,6}\}|.)", re.DOTALL)
 _MOST_DIGITS = 32  # of an integer; any that is longer is out of range
 
@@ -152,15 +153,14 @@ class Lexer:
     def hexadecimal(self) -> bytes:
         """The bytes up to the next `}`, which is taken. Nothing may have been peeked at."""
         assert not self.ahead
-        end = self.source.find("}", self.at)
-        if end < 0:
-            self.fail(len(self.source), "expected hexadecimal bytes and '}'")
-        start, self.at = self.at, end + 1
-        text = self.source[start:end]
-        wrong = re.search(r"[^0-9a-fA-F\s]", text)
-        if wrong is not None:
-            self.fail(start + wrong.start(), f"{wrong.group()!r} is no hexadecimal digit")
-        try:
-            return bytes.fromhex("".join(text.split()))
-        except ValueError:
+        match = _HEXADECIMAL.match(self.source, self.at)
+        assert match is not None
+        end = match.end()
+        if self.source[end : end + 1] != "}":
+            char = repr(self.source[end]) if end < len(self.source) else "the end of the text"
+            self.fail(end, f"expected hexadecimal digits or '}}', found {char}")
+        self.at = end + 1
+        digits = "".join(re.sub(r"#[^\n]*", "", match.group()).split())
+        if len(digits) % 2:
             self.fail(end, "an odd number of hexadecimal digits")
+        return bytes.fromhex(digits)

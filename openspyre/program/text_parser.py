@@ -493,7 +493,7 @@ class _Parser:
         nodes: list[Node] = []
         while self.lex.peek().text == "%":
             start = self.lex.peek()
-            if self.node_number(len(nodes) + 1) != len(nodes):
+            if self.node_number() != len(nodes):
                 self.lex.fail(start.at, f"expected %{len(nodes)}: nodes are numbered in order")
             self.lex.expect("=")
             nodes.append(self.node(len(nodes)))
@@ -507,7 +507,7 @@ class _Parser:
             self.lex.fail(begin.at, f"body: {fault}")
         return Body(tuple(nodes), tuple(results))
 
-    def node_number(self, count: int) -> int:
+    def node_number(self, count: int = 2**31) -> int:
         self.lex.expect("%")
         return self.lex.integer("an earlier node", 0, count - 1)
 
