@@ -74,6 +74,11 @@ class Core {
     bool empty;
   };
 
+  // Positions of a scatter: all lie below `limit`, those in first..end-1 are stored.
+  struct Rows {
+    int64_t limit = 0, first = 0, end = 0;
+  };
+
   bool run_queue(Queue& queue);
   bool wait(const Instruction& code, const int64_t* env);
   void signal(const Instruction& code, const int64_t* env);
@@ -87,12 +92,15 @@ class Core {
 
   void evaluate_over(const Instruction& code, const int64_t* env);
   // Fills `tile` and checks it: addresses are whole sticks inside LX or the operand's window.
-  // `label`: one that has `extent` positions here instead of the box's size, or -1.
+  // `label`: one that has the `extent` positions from `first` here instead of the box's, or -1.
   void resolve(const Access& access, const int64_t* env, Tile* tile, int label = -1,
-               int64_t extent = 0) const;
+               int64_t extent = 0, int64_t first = 0) const;
   void gather(const Instruction& code, const int64_t* env, const Tile& from, const Tile& to);
-  void scatter(const Instruction& code, const int64_t* env, const Tile& from,
+  void scatter(const Instruction& code, const int64_t* env, const Rows& rows, const Tile& from,
                const std::byte* source, const int64_t* source_stride, const Tile& to);
+  void add_sticks(const Instruction& code, std::byte* to, const std::byte* from, const Tile& source,
+                  const int64_t* source_stride, const Tile& target) const;
+  void view_of(const Tile& tile, std::byte* base, const int64_t* stride, View* view) const;
   StickBox pair(const int64_t* from, const Tile& counts_from, const Tile& to, int without) const;
   // One element of an index tile; throws Fault(Index) outside 0..limit-1.
   int64_t index_at(const Instruction& code, const Tile& tile, int64_t t, int64_t limit) const;
@@ -117,6 +125,7 @@ class Core {
   std::unique_ptr<std::atomic<int64_t>[]> semaphores_;
   Over over_{};
   ComputeTask task_{};
+  Tile tiles_[2][kMaxTiles];  // inputs and outputs of the COMPUTE at hand
   ExecutionCounts counts_;
   int64_t pending_steps_ = 0;
   std::mutex lx_mutex_;  // lazy_, and LX as far as lazy_ writes it, when cores read each other's

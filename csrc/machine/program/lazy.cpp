@@ -10,7 +10,7 @@ namespace {
 // The dims of a tile as a box of its own addresses.
 StickBox box_of(const Tile& tile) {
   StickBox box;
-  for (int i = 0; i < kMaxLabels; ++i) {
+  for (int i = 0; i < tile.labels; ++i) {
     if (tile.stride[i] != 0 && tile.count[i] > 1) box.add(tile.count[i], 0, tile.stride[i]);
   }
   return box;
@@ -89,7 +89,7 @@ bool LazyLoads::defer(const Tile& target, const StickBox& given, const std::byte
   return true;
 }
 
-bool LazyLoads::part_of(const Entry& entry, const Tile& tile, int labels, const std::byte** memory,
+bool LazyLoads::part_of(const Entry& entry, const Tile& tile, const std::byte** memory,
                         int64_t* stride) const {
   if (tile.point_bytes != kStickBytes || tile.low < entry.low || tile.high > entry.high) {
     return false;
@@ -106,7 +106,7 @@ bool LazyLoads::part_of(const Entry& entry, const Tile& tile, int labels, const 
     room[d] = box.count[d] - 1 - step;
   }
   if (rest != 0) return false;
-  for (int label = 0; label < labels; ++label) {
+  for (int label = 0; label < tile.labels; ++label) {
     stride[label] = 0;
     if (tile.count[label] <= 1 || tile.stride[label] == 0) continue;
     int d = 0;
@@ -119,10 +119,10 @@ bool LazyLoads::part_of(const Entry& entry, const Tile& tile, int labels, const 
   return true;
 }
 
-bool LazyLoads::find_slow(const Tile& tile, int labels, const std::byte** memory, int64_t* stride) {
+bool LazyLoads::find_slow(const Tile& tile, const std::byte** memory, int64_t* stride) {
   for (int i = 0; i < entries_; ++i) {
     if (entry_[i].high <= tile.low || entry_[i].low >= tile.high) continue;
-    if (part_of(entry_[i], tile, labels, memory, stride)) return true;
+    if (part_of(entry_[i], tile, memory, stride)) return true;
     break;  // another load may overlap too, but then the tile is no part of any single one
   }
   copy_overlapping(tile.low, tile.high);

@@ -41,9 +41,9 @@ class LazyLoads {
 
   // Where a COMPUTE or STORE finds its input tile: if all of it is a part of one deferred load, the
   // memory address and strides of it and true. Else false: the tile is in LX, now for certain.
-  bool find(const Tile& tile, int labels, const std::byte** memory, int64_t* stride) {
+  bool find(const Tile& tile, const std::byte** memory, int64_t* stride) {
     if (tile.high <= low_ || tile.low >= high_) return false;
-    return find_slow(tile, labels, memory, stride);
+    return find_slow(tile, memory, stride);
   }
 
   int64_t copied() const { return copied_; }  // bytes, ever
@@ -58,8 +58,8 @@ class LazyLoads {
 
   void copy_overlapping(int64_t low, int64_t high);
   void overwrite(const Tile& tile);
-  bool find_slow(const Tile& tile, int labels, const std::byte** memory, int64_t* stride);
-  bool part_of(const Entry& entry, const Tile& tile, int labels, const std::byte** memory,
+  bool find_slow(const Tile& tile, const std::byte** memory, int64_t* stride);
+  bool part_of(const Entry& entry, const Tile& tile, const std::byte** memory,
                int64_t* stride) const;
   void copy(const Entry& entry);
   void drop(int i);

@@ -21,7 +21,7 @@ inline constexpr uint64_t kUnpatched = 0x3BAD5BAD5;  // lies in segment 0, which
 inline constexpr int64_t kLaneAccumulators = 64;
 inline constexpr int kUnits = 5, kMaxLabels = 8, kMaxTiles = 8;
 // What any image must keep to, so that no number in it can make the machine allocate much.
-inline constexpr int kMaxCores = 1024, kMaxRank = 6, kMaxLoops = 32, kMaxExprDepth = 64;
+inline constexpr int kMaxCores = 1024, kMaxRank = 6, kMaxLoops = 64, kMaxExprDepth = 64;
 inline constexpr int64_t kMaxSemaphores = 65536, kMaxLxBytes = int64_t(64) << 20;
 
 enum class Unit : uint8_t { Load, Store, Ring, PT, SFU };

@@ -13,13 +13,14 @@ namespace openspyre::machine {
 // An access with its numbers. Addresses are bytes: in LX from its start, in LPDDR5 from the
 // operand's address.
 struct Tile {
-  const Access* access = nullptr;
-  int64_t address = 0;
-  int64_t stride[kMaxLabels] = {};  // of every label; 0: not moved by it
-  int64_t count[kMaxLabels] = {};   // steps along it: elements, or sticks of the stick label
-  int64_t low = 0, high = 0;        // first byte and the end of the last one
-  int64_t point_bytes = 0;          // 128, or those of 64 lane accumulators
-  int64_t sticks = 0;               // of all counts that move it, times those of a point; saturates
+  const Access* access;
+  int labels;  // of the instruction; the arrays below hold as many
+  int64_t address;
+  int64_t stride[kMaxLabels];  // of every label; 0: not moved by it
+  int64_t count[kMaxLabels];   // steps along it: elements, or sticks of the stick label
+  int64_t low, high;           // first byte and the end of the last one
+  int64_t point_bytes;         // 128, or those of 64 lane accumulators
+  int64_t sticks;              // of all counts that move it, times those of a point; saturates
 };
 
 // One copy: `count` steps along each dim, outermost first.

@@ -42,10 +42,10 @@ void Core::evaluate_over(const Instruction& code, const int64_t* env) {
   }
 }
 
-void Core::resolve(const Access& access, const int64_t* env, Tile* tile, int label,
-                   int64_t extent) const {
+void Core::resolve(const Access& access, const int64_t* env, Tile* tile, int label, int64_t extent,
+                   int64_t first) const {
   tile->access = &access;
-  const int labels = over_.labels;
+  const int labels = tile->labels = over_.labels;
   for (int i = 0; i < labels; ++i) tile->stride[i] = 0;
   for (const Stride& stride : access.strides)
     tile->stride[stride.label] = evaluate(stride.bytes, env);
@@ -77,6 +77,11 @@ void Core::resolve(const Access& access, const int64_t* env, Tile* tile, int lab
     tile->count[i] = count;
     tile->sticks = saturating(tile->sticks, count);
     odd |= stride;
+    if (i == label && first != 0) {
+      const int64_t skipped = multiply(first, stride);
+      low = openspyre::machine::add(low, skipped);
+      high = openspyre::machine::add(high, skipped);
+    }
     const int64_t reach = multiply(count - 1, stride);
     if (reach > 0) high = openspyre::machine::add(high, reach);
     if (reach < 0) low = openspyre::machine::add(low, reach);
@@ -177,91 +182,117 @@ void Core::gather(const Instruction& code, const int64_t* env, const Tile& from,
 void Core::store(const Instruction& code, const int64_t* env) {
   evaluate_over(code, env);
   if (over_.empty) return;
-  const bool indexed = code.index_label >= 0;
-  const int64_t limit = indexed ? std::max<int64_t>(evaluate(code.limit, env), 1) : 0;
-  Tile from, to;
+  Tile from, to{};
   resolve(code.inputs[0], env, &from);
-  resolve(code.outputs[0], env, &to, code.index_label, limit);
+  const bool indexed = code.index_label >= 0;
+  Rows rows;
+  if (indexed) {
+    rows.limit = evaluate(code.limit, env);
+    const int64_t first = evaluate(code.first, env), count = evaluate(code.window, env);
+    int64_t end;
+    if (__builtin_add_overflow(first, count, &end)) end = INT64_MAX;
+    rows.first = std::max<int64_t>(first, 0);
+    rows.end = std::min(end, rows.limit);
+    // Only what may be stored must lie inside the operand.
+    const int64_t extent = std::max<int64_t>(rows.end - rows.first, 1);
+    if (rows.first < rows.end) {
+      resolve(code.outputs[0], env, &to, code.index_label, extent, rows.first);
+    }
+  } else {
+    resolve(code.outputs[0], env, &to);
+  }
   const std::byte* source = nullptr;
   int64_t stride[kMaxLabels];
   {
     const auto guard = lock_lx();
-    if (!lazy_.find(from, over_.labels, &source, stride)) {
+    if (!lazy_.find(from, &source, stride)) {
       source = lx_ + from.address;
       std::copy_n(from.stride, over_.labels, stride);
     }
   }
-  if (indexed) return scatter(code, env, from, source, stride, to);
+  if (indexed) return scatter(code, env, rows, from, source, stride, to);
   const StickBox box = pair(stride, from, to, -1);
   charge(box.points() / kSticksPerStep);
   copy_sticks(memory(code.outputs[0]) + to.address, source, box, kStickBytes);
   counts_.bytes_written += to.sticks * kStickBytes;
 }
 
-void Core::scatter(const Instruction& code, const int64_t* env, const Tile& from,
+void Core::scatter(const Instruction& code, const int64_t* env, const Rows& rows, const Tile& from,
                    const std::byte* source, const int64_t* source_stride, const Tile& to) {
   const int label = code.index_label;
-  const int64_t limit = evaluate(code.limit, env), n = over_.size[label];
-  const int64_t first = evaluate(code.first, env), window = evaluate(code.window, env);
+  const int64_t n = over_.size[label];
   Tile index;
   resolve(code.index_tile[0], env, &index);
-  const StickBox box = pair(source_stride, from, to, label);
-  charge(saturating(n, box.points()) / kSticksPerStep + n / kSticksPerStep);
   {
     const auto guard = lock_lx();
     lazy_.before_read(index.low, index.high);
   }
-  std::byte* const target = memory(code.outputs[0]) + to.address;
-  const Format format = code.outputs[0].format;
-  const int64_t bytes = format_bytes(format), eps = kStickBytes / bytes;
-  const int stick = code.outputs[0].stick;
+  charge(n / kSticksPerStep);
+  if (rows.first >= rows.end) {  // nothing is this core's; the indices must be good all the same
+    for (int64_t t = 0; t < n; ++t) index_at(code, index, t, rows.limit);
+    return;
+  }
+  const StickBox box = pair(source_stride, from, to, label);
+  charge(saturating(n, box.points()) / kSticksPerStep);
+  std::byte* const base = memory(code.outputs[0]);
   for (int64_t t = 0; t < n; ++t) {
-    const int64_t at = index_at(code, index, t, limit);
-    if (at < first || at - first >= window) continue;
+    const int64_t at = index_at(code, index, t, rows.limit);
+    if (at < rows.first || at >= rows.end) continue;
     const std::byte* const one = source + t * source_stride[label];
-    std::byte* const there = target + at * to.stride[label];
+    std::byte* const there = base + (to.address + at * to.stride[label]);
     counts_.bytes_written += box.points() * kStickBytes;
-    if (!code.add) {
+    if (code.add) {
+      add_sticks(code, there, one, from, source_stride, to);
+    } else {
       copy_sticks(there, one, box, kStickBytes);
-      continue;
     }
-    // Stick by stick in label order; of the last stick only the valid elements.
-    int64_t step[kMaxLabels] = {};
-    for (;;) {
-      int64_t from_at = 0, to_at = 0, valid = 1;
-      for (int i = 0; i < over_.labels; ++i) {
-        from_at += step[i] * source_stride[i];
-        to_at += step[i] * to.stride[i];
-        if (i == stick) valid = std::min(eps, over_.size[i] - step[i] * eps);
-      }
-      add_elements(format, there + to_at, one + from_at, valid, shared_.launch.numerics);
-      int i = over_.labels - 1;
-      for (; i >= 0; --i) {
-        if (i == label) continue;
-        if (++step[i] < std::max(from.count[i], to.count[i])) break;
-        step[i] = 0;
-      }
-      if (i < 0) break;
+  }
+}
+
+// Adds the sticks of one index, in label order; of the last stick only the valid elements.
+void Core::add_sticks(const Instruction& code, std::byte* to, const std::byte* from,
+                      const Tile& source, const int64_t* source_stride, const Tile& target) const {
+  const Format format = code.outputs[0].format;
+  const int64_t eps = elements_per_stick(format);
+  const int stick = code.outputs[0].stick;
+  int64_t step[kMaxLabels] = {};
+  for (;;) {
+    int64_t from_at = 0, to_at = 0, valid = 1;
+    for (int i = 0; i < over_.labels; ++i) {
+      from_at += step[i] * source_stride[i];
+      to_at += step[i] * target.stride[i];
+      if (i == stick) valid = std::min(eps, over_.size[i] - step[i] * eps);
     }
+    add_elements(format, to + to_at, from + from_at, valid, shared_.launch.numerics);
+    int i = over_.labels - 1;
+    for (; i >= 0; --i) {
+      if (i == code.index_label) continue;
+      if (++step[i] < std::max(source.count[i], target.count[i])) break;
+      step[i] = 0;
+    }
+    if (i < 0) return;
   }
 }
 
 void Core::ring(const Instruction& code, int64_t* env) {
   const int64_t count = evaluate(code.count, env);
   if (count < 0) throw Fault{FaultKind::Number, "the ring's count is " + std::to_string(count)};
+  int64_t taken = 0;
+  Tile to{};  // with a combine that of the first source
+  View target{}, source{};
   for (int64_t i = 0; i < count; ++i) {
     env[code.variable] = i;
     charge(1);
     const int64_t number = evaluate(code.core, env);
+    evaluate_over(code, env);
+    if (over_.empty) continue;
     if (number < 0 || number >= shared_.program.cores) {
       throw Fault{FaultKind::Index, "there is no core " + std::to_string(number) + " among " +
                                         std::to_string(shared_.program.cores)};
     }
-    evaluate_over(code, env);
-    if (over_.empty) continue;
-    Tile from, to;
+    Tile from;
     resolve(code.inputs[0], env, &from);
-    resolve(code.outputs[0], env, &to);
+    if (taken == 0 || !code.has_combine) resolve(code.outputs[0], env, &to);
     const StickBox box = pair(from.stride, from, to, -1);
     charge(saturating(box.points(), to.point_bytes / kStickBytes) / kSticksPerStep);
     Core& other = *shared_.cores[static_cast<size_t>(number)];
@@ -273,23 +304,31 @@ void Core::ring(const Instruction& code, int64_t* env) {
       std::lock_guard guard(lx_mutex_);
       lazy_.before_read(to.low, to.high);
     }
-    const std::byte* source = other.lx_ + from.address;
-    if (!code.has_combine || i == 0) {
-      copy_sticks(lx_ + to.address, source, box, to.point_bytes, number == number_);
+    const std::byte* const there = other.lx_ + from.address;
+    if (!code.has_combine || taken++ == 0) {
+      copy_sticks(lx_ + to.address, there, box, to.point_bytes, number == number_);
       continue;
     }
-    View target{}, added{};
-    target.base = lx_ + to.address;
-    added.base = const_cast<std::byte*>(source);
-    for (int l = 0; l < over_.labels; ++l) {
-      target.stride[l] = to.stride[l];
-      added.stride[l] = from.stride[l];
-    }
-    target.stick = added.stick = code.outputs[0].stick;
-    target.format = added.format = code.outputs[0].format;
-    target.lanes = added.lanes = code.outputs[0].lanes;
-    shared_.kernels.combine(code.combine, over_.labels, over_.size, target, added);
+    view_of(to, lx_ + to.address, to.stride, &target);
+    view_of(from, const_cast<std::byte*>(there), from.stride, &source);
+    shared_.kernels.combine(code.combine, over_.labels, over_.size, target, source);
   }
+  if (taken != 1 || !code.has_combine) return;
+  // What is written is written as every result is, one source or many: truth as 1 or 0, a NaN as
+  // the one NaN. The value joined with itself is the value.
+  const bool truth = code.combine >= Combine::Any;
+  if (!truth && code.outputs[0].format != Format::IEEE_FP32) return;
+  view_of(to, lx_ + to.address, to.stride, &target);
+  shared_.kernels.combine(truth ? code.combine : Combine::Max, over_.labels, over_.size, target,
+                          target);
+}
+
+void Core::view_of(const Tile& tile, std::byte* base, const int64_t* stride, View* view) const {
+  view->base = base;
+  std::copy_n(stride, over_.labels, view->stride);
+  view->stick = tile.access->stick;
+  view->format = tile.access->format;
+  view->lanes = tile.access->lanes;
 }
 
 // What a kernel takes for granted about sizes and movement, beyond addresses that are good.
@@ -343,7 +382,7 @@ void Core::compute(const Instruction& code, const int64_t* env) {
                 "the limit is " + std::to_string(task.limit) + " and must be at least 1"};
   }
 
-  Tile inputs[kMaxTiles], outputs[kMaxTiles];
+  Tile *const inputs = tiles_[0], *const outputs = tiles_[1];
   for (int i = 0; i < task.inputs; ++i) {
     const int label = kind == Kind::Gather && i == 0 ? code.index_label : -1;
     resolve(code.inputs[static_cast<size_t>(i)], env, &inputs[i], label, task.limit);
@@ -354,22 +393,15 @@ void Core::compute(const Instruction& code, const int64_t* env) {
   }
   check_box(code, inputs, outputs);
 
-  const auto fill = [&](View& view, const Tile& tile, std::byte* base, const int64_t* stride) {
-    view.base = base;
-    std::copy_n(stride, over_.labels, view.stride);
-    view.stick = tile.access->stick;
-    view.format = tile.access->format;
-    view.lanes = tile.access->lanes;
-  };
   {
     const auto guard = lock_lx();
     for (int i = 0; i < task.inputs; ++i) {
       const std::byte* at = nullptr;
       int64_t stride[kMaxLabels];
-      if (lazy_.find(inputs[i], over_.labels, &at, stride)) {
-        fill(task.input[i], inputs[i], const_cast<std::byte*>(at), stride);
+      if (lazy_.find(inputs[i], &at, stride)) {
+        view_of(inputs[i], const_cast<std::byte*>(at), stride, &task.input[i]);
       } else {
-        fill(task.input[i], inputs[i], lx_ + inputs[i].address, inputs[i].stride);
+        view_of(inputs[i], lx_ + inputs[i].address, inputs[i].stride, &task.input[i]);
       }
     }
     // Of these kinds every stick of an output is written, and none is read before.
@@ -381,7 +413,7 @@ void Core::compute(const Instruction& code, const int64_t* env) {
       } else {
         lazy_.before_read(outputs[i].low, outputs[i].high);
       }
-      fill(task.output[i], outputs[i], lx_ + outputs[i].address, outputs[i].stride);
+      view_of(outputs[i], lx_ + outputs[i].address, outputs[i].stride, &task.output[i]);
     }
   }
   const Kernels& kernels = shared_.kernels;
