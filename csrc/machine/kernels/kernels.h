@@ -66,6 +66,12 @@ const Kernels& kernels_for(Isa isa);
 // contiguous elements of `format`.
 void add_elements(Format format, void* target, const void* source, int64_t n, const Numerics&);
 
+// One body operation on `n` values of contiguous arrays, for the reference executor: the law of the
+// functions is one source. Arrays hold registers: float32, int32, int64; truth one byte each, 0 or
+// 1. `immediate` as in Node. Not for input, scalar and index.
+void apply_op(Op op, Register type, const void* const* args, void* out, int64_t n,
+              int64_t immediate, const Numerics& numerics);
+
 // A decoded program may ask for a COMPUTE that no kernel does (a dtype, a view). Called by
 // decode_program for every Compute: "" or one sentence naming the rule.
 const char* unsupported(const Instruction& compute);

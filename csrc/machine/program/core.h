@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "machine/kernels/kernels.h"
+#include "machine/program/kernels_pending.h"
 #include "machine/program/evaluate.h"
 #include "machine/program/execute.h"
 #include "machine/program/lazy.h"

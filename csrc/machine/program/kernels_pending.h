@@ -1,0 +1,10 @@
+// Until csrc/machine/kernels/kernels.cpp is there: the library links without it. To be removed.
+#pragma once
+
+#include "machine/kernels/kernels.h"
+
+namespace openspyre::machine {
+const Kernels& kernels_for(Isa isa) __attribute__((weak));
+void add_elements(Format, void*, const void*, int64_t, const Numerics&) __attribute__((weak));
+const char* unsupported(const Instruction&) __attribute__((weak));
+}  // namespace openspyre::machine
