@@ -182,7 +182,7 @@ _FLOAT: dict[str, Operation] = {
     "frac": lambda x: x - np.trunc(x),
     "sqrt": np.sqrt,
     "reciprocal": lambda x: np.float32(1) / x,
-    "relu": lambda x: np.where(x < 0, np.float32(0), x) + np.float32(0),
+    "relu": lambda x: np.where(x < 0, np.float32(0), x),
     "isnan": np.isnan,
     "isinf": np.isinf,
     "isfinite": np.isfinite,

@@ -13,7 +13,7 @@ import numpy as np
 
 from openspyre.program.concrete import Task
 from openspyre.program.model import Access, Compute
-from openspyre.program.ops import LANE_ACCUMULATORS, Combine
+from openspyre.program.ops import LANE_ACCUMULATORS, Combine, Kind
 from openspyre.reference import combine as combining
 from openspyre.reference.body import BodyError, evaluate
 from openspyre.reference.combine import State
@@ -30,6 +30,35 @@ def refuse(task: Task, rule: str) -> ReferenceFault:
 
 def sizes(task: Task) -> tuple[int, ...]:
     return tuple(size for _, size in task.over)
+
+
+def check_box(machine: Machine, task: Task, code: Compute) -> None:
+    """What must hold of the iteration box: ADDRESS fault for a label on a stick that does not
+    start at one, and for a map or fold whose output a label does not move."""
+    for axis, (label, (start, size)) in enumerate(zip(code.over, task.over, strict=True)):
+        eps = max(
+            (
+                access.format.elements_per_stick
+                for access in (*code.inputs, *code.outputs)
+                if access.stick == label.name
+            ),
+            default=1,
+        )
+        if start % eps:
+            raise ReferenceFault(
+                FaultKind.ADDRESS,
+                f"{task.where()}: label {label.name} lies on a stick and starts at {start}, which"
+                f" is no multiple of {eps}",
+            )
+        if code.kind not in (Kind.MAP, Kind.FOLD) or size == 1:
+            continue
+        for access in code.outputs:
+            tile = machine.tile(task, access)
+            if tile.strides[axis] == 0 and (tile.stick != axis or tile.counts[axis] > 1):
+                raise ReferenceFault(
+                    FaultKind.ADDRESS,
+                    f"{task.where()}: an output is not moved by label {label.name}",
+                )
 
 
 # --- matmul

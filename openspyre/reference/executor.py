@@ -130,6 +130,7 @@ def _execute(machine: Machine, step: Step) -> None:
     elif isinstance(code, Ring):
         transfers.ring(machine, task, code, actor)
     elif isinstance(code, Compute):
+        compute.check_box(machine, task, code)
         _KINDS[code.kind](machine, task, code, actor)
 
 

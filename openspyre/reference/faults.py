@@ -9,10 +9,11 @@ from enum import Enum
 
 
 class FaultKind(Enum):
-    """The first five are those of the native machine's LaunchFault; the others need its checks."""
+    """The first six are those of the native machine's LaunchFault; the others are of the checks
+    that only this executor makes."""
 
-    ADDRESS = "address"  # bytes outside the LX or the operand, a slot or core that is not there
-    INDEX = "index"  # an index tile's number outside 0..limit-1
+    ADDRESS = "address"  # bytes outside the LX or the operand, or not in whole sticks
+    INDEX = "index"  # an index tile's number outside 0..limit-1, a slot or core that is not there
     DEADLOCK = "deadlock"  # waits that nothing will end
     NUMBER = "number"  # an expression that has no 64-bit value, a negative size or count
     UNPATCHED = "unpatched"  # an operand or symbol was not given

@@ -157,7 +157,7 @@ def topk(machine: Machine, task: Task, code: Compute, actor: Actor) -> None:
     """The first `limit` of the sorted order; earlier entries of index -1 are no entries."""
     axis, limit = label_axis(task, code), task.number(code.limit)
     if limit < 1:
-        raise refuse(task, f"a topk of {limit} entries")
+        raise ReferenceFault(FaultKind.INDEX, f"{task.where()}: a topk of {limit} entries")
     values, indices = _entries(machine, task, code, actor)
     size_of = {axis: limit}
     if task.number(code.accumulate):

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from openspyre.formats import Numerics
+from openspyre.formats import STICK_BYTES, Numerics
 from openspyre.program.concrete import Instance, ProgramError, Task, Tile, accesses
 from openspyre.program.expr import Binary, Expr, ExprError
 from openspyre.program.model import Access, Compute, Label, Load, Ring, Role, Signal, Store, Wait
@@ -98,11 +98,12 @@ class Machine:
     # --- tiles
 
     def tile(self, task: Task, access: Access) -> Tile:
-        """The tile of an access. ADDRESS fault for a slot that is not there, PROGRAM for names."""
+        """The tile of an access. INDEX fault for a slot that is not there, ADDRESS when
+        the address or a stride is no multiple of 128, PROGRAM for names."""
         buffer = self.instance.buffers.get(access.place)
         if buffer is not None and not 0 <= task.number(access.slot) < buffer.slots:
             raise ReferenceFault(
-                FaultKind.ADDRESS,
+                FaultKind.INDEX,
                 f"{task.where()}: buffer {buffer.name} has slots 0..{buffer.slots - 1}, not"
                 f" {task.number(access.slot)}",
             )
@@ -110,6 +111,12 @@ class Machine:
             tile = self.instance.tile(task, access)
         except ProgramError as error:
             raise ReferenceFault(FaultKind.PROGRAM, str(error)) from None
+        if any(number % STICK_BYTES for number in (tile.address, *tile.strides)):
+            raise ReferenceFault(
+                FaultKind.ADDRESS,
+                f"{task.where()}: the address {tile.address} or a stride of {tile.strides} in"
+                f" {access.place} is no multiple of {STICK_BYTES}",
+            )
         place = self.operands.get(access.place)
         if place is not None and place.base:
             tile = replace(tile, address=tile.address + place.base)
@@ -138,7 +145,7 @@ class Machine:
             start, end, what = 0, len(memory.data), memory.name
         else:
             raise ReferenceFault(
-                FaultKind.ADDRESS, f"{actor.where()}: core {core} of {len(self.lx)} is not there"
+                FaultKind.INDEX, f"{actor.where()}: core {core} of {len(self.lx)} is not there"
             )
         if low < start or high > end:
             raise ReferenceFault(

@@ -53,16 +53,12 @@ class Memory:
 
     # --- order
 
-    def _numbers(self, sticks: Array) -> Array:
-        first, last = sticks // STICK_BYTES, (sticks + STICK_BYTES - 1) // STICK_BYTES
-        return np.unique(np.concatenate([first.ravel(), last.ravel()]))
-
     def touch(self, sticks: Array, actor: Actor, writes: bool) -> None:
         """Notes a read or write of the sticks at byte addresses `sticks`. HAZARD fault when an
         earlier touch by another queue is not known to be over (two reads never clash)."""
         if not self.check:
             return
-        numbers = self._numbers(sticks)
+        numbers = np.unique(sticks // STICK_BYTES)
         late = self.written[numbers] > actor.clock[self.writer[numbers]]
         if late.any():
             at = numbers[late][0]
