@@ -12,7 +12,7 @@ import numpy as np
 
 from examples.programs.matmul import steps
 from openspyre.formats import Mode
-from openspyre.program import Program, ProgramBuilder, Span
+from openspyre.program import Program, ProgramBuilder, ProgramError, Span
 from openspyre.program import body as f
 from openspyre.program.expr import Expr, Var, ceil_div, maximum, minimum
 from openspyre.program.ops import Combine
@@ -38,6 +38,8 @@ def build(
     eps = a.format.elements_per_stick
     tile_m, tile_n, tile_k = min(tile[0], m), min(tile[1], n), min(tile[2], k)
     band = -(-tile_m // parts)
+    if -(-k // eps) < parts:
+        raise ProgramError(f"ksplit: k = {k} is {-(-k // eps)} sticks, too few for {parts} parts")
 
     cols = p.split("cols", n, "n", unit=eps)
     deep = p.split("deep", k, "part", unit=eps)

@@ -476,9 +476,10 @@ class ProgramBuilder:
     ) -> Tile:
         """A place in LX for tiles of `tensor` of at most `sizes`.
 
-        Packing: the sticks of dim `stick` (default: the last) outermost, then the other dims in
-        order, 128 bytes a point; [sticks][rows][128] for a matrix. `stick=None` is sparse, one
-        element a stick; `lanes` holds 64 accumulators a point. Raises ProgramError beyond LX.
+        Packing: the sticks of dim `stick` (-1: the operand's own; of a value the last dim)
+        outermost, then the other dims in order, 128 bytes a point; [sticks][rows][128] for a
+        matrix. `stick=None` is sparse, one element a stick; `lanes` holds 64 accumulators a
+        point. Raises ProgramError beyond LX.
         """
         self._take(self._places, name, "buffer")
         found = format or tensor.format
@@ -487,7 +488,12 @@ class ProgramBuilder:
             raise ProgramError(
                 f"buffer {name}: sizes {tuple(sizes)} for {tensor.name}, rank {rank}"
             )
-        on_stick = -1 if stick is None or lanes or rank == 0 else stick % rank
+        if stick is None or lanes or rank == 0:
+            on_stick = -1
+        elif stick == -1 and tensor.role is not None:
+            on_stick = tensor.stick
+        else:
+            on_stick = stick % rank
         pitch = LANE_ACCUMULATORS * found.bytes if lanes else STICK_BYTES
         strides = [0] * rank
         for dim in reversed(range(rank)):
