@@ -1,7 +1,9 @@
 """The extension module: the torch-free runtime. Private; the public names are torch.spyre.*."""
 
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
@@ -182,3 +184,41 @@ def fallback_set_policy(policy: str) -> None: ...
 def fallback_policy() -> str: ...
 def fallback_counts() -> list[tuple[str, int, int, int, list[str]]]: ...
 def fallback_reset() -> None: ...
+
+# --- programs (csrc/torch/bind_program.cpp)
+class LaunchFault(RuntimeError):
+    kind: str
+
+class NativeProgram:
+    def __init__(self, image: Buffer) -> None: ...
+    def describe(self) -> dict[str, Any]: ...
+    def execute(
+        self,
+        operands: Sequence[np.ndarray | Buffer | None],
+        symbols: Sequence[int] = ...,
+        mode: str = "dl16",
+        tie: str = "toward_positive",
+        merged_is_nan: bool = False,
+        threads: int = 1,
+        max_tasks: int = ...,
+    ) -> dict[str, int]: ...
+
+def _program_decode(image: Buffer) -> dict[str, Any]: ...
+def _program_execute(
+    image: Buffer | NativeProgram,
+    operands: Sequence[np.ndarray | Buffer | None],
+    symbols: Sequence[int] = ...,
+    mode: str = "dl16",
+    tie: str = "toward_positive",
+    merged_is_nan: bool = False,
+    threads: int = 1,
+) -> dict[str, int]: ...
+def _sfu_apply(
+    op: str,
+    type: str,
+    arrays: Sequence[np.ndarray],
+    immediate: int = 0,
+    mode: str = "dl16",
+    tie: str = "toward_positive",
+    merged_is_nan: bool = False,
+) -> np.ndarray: ...

@@ -31,6 +31,7 @@ void bind_host_memory(py::module_& m);
 void bind_random(py::module_& m);
 void bind_layout(py::module_& m);
 void bind_fallback(py::module_& m);
+void bind_program(py::module_& m);
 
 // Names of enumerators. Parsing ignores case, '_', '-' and ' '; an unknown name throws
 // py::value_error naming the field, the value and the choices.

@@ -18,4 +18,5 @@ PYBIND11_MODULE(_C, m) {
   bind_random(m);
   bind_layout(m);
   bind_fallback(m);
+  bind_program(m);
 }

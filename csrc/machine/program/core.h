@@ -12,9 +12,9 @@
 #include <string>
 #include <vector>
 
-#include "machine/program/kernels_pending.h"
 #include "machine/program/evaluate.h"
 #include "machine/program/execute.h"
+#include "machine/program/kernels_pending.h"
 #include "machine/program/lazy.h"
 
 namespace openspyre::machine {
