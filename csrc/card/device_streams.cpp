@@ -172,7 +172,7 @@ void DeviceStreams::signal(StreamId id, const EventPtr& event) {
   Scheduler::finish(lock, after);
 }
 
-void DeviceStreams::wait(StreamId id, const EventPtr& event) {
+void DeviceStreams::wait(StreamId id, const EventPtr& event, bool soft) {
   Stream& stream = impl_->at(id);
   checked(event);
   Scheduler::Lock lock(shared().mutex);
@@ -184,7 +184,8 @@ void DeviceStreams::wait(StreamId id, const EventPtr& event) {
   note_use(*impl_, stream);
   impl_->clock_wait(stream, event);
   impl_->order_wait(stream, event);
-  stream.queue.push_back({Op::Kind::Wait, StreamError::Success, Timeline::kNoSlot, {}, event});
+  stream.queue.push_back(
+      {Op::Kind::Wait, StreamError::Success, Timeline::kNoSlot, {}, event, soft});
   After after;
   impl_->advance(stream, after);
   Scheduler::finish(lock, after);

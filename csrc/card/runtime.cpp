@@ -11,6 +11,7 @@
 #include <mutex>
 #include <utility>
 
+#include "card/plan_image.h"
 #include "machine/pool.h"
 
 namespace openspyre::card {
@@ -167,6 +168,7 @@ void Runtime::start() {
       } catch (const std::exception&) {
       }
     };
+    hooks.evict = [owner = device.get()] { return Images::get().evict(*owner); };
     device->memory->set_hooks(std::move(hooks));
     devices.push_back(std::move(device));
   }

@@ -27,12 +27,20 @@ struct DeviceConfig {
   MemoryConfig memory;
   StreamConfig streams;
 };
+// Defaults and limits of plans, from the configuration of the process.
+struct PlanSettings {
+  bool overlap = true;        // prepare on stream 65
+  int slots = 2;              // correction slots of a plan
+  uint64_t image_budget = 0;  // bytes of images on a device; 0: as many as fit
+};
+
 struct RuntimeConfig {
   std::vector<DeviceConfig> devices;
   machine::Numerics numerics;
   bool execute = true;  // false: addresses and times, no bytes
   bool poison_pads = false;
-  int threads = 0;              // 0: leave the pool's budget
+  int threads = 0;  // 0: leave the pool's budget
+  PlanSettings plans;
   std::string stats_directory;  // "" = no page
   std::string error;            // a configuration error to raise at first use (kind ValueError)
   // Put into the MemoryHooks of every device at the start; both are called with no lock held.

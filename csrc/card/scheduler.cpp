@@ -180,7 +180,7 @@ void Scheduler::advance_head(Stream& stream, After& after) {
         op.event = std::move(event);
         return;
       }
-      if (state == Event::State::Poisoned) {
+      if (state == Event::State::Poisoned && !op.soft) {
         op.event = event;
         fail(stream, inherit(stream, *event->poison), after);
         return;

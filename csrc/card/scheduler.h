@@ -38,6 +38,7 @@ struct Op {
   uint64_t timeline = Timeline::kNoSlot;
   Step step;
   EventPtr event;
+  bool soft = false;  // of a Wait: poison counts as signalled
 };
 
 struct VirtualOp {

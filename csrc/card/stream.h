@@ -165,8 +165,9 @@ class DeviceStreams {
   EventPtr make_event();
   void signal(StreamId stream,
               const EventPtr& event);  // EventSignalOp: fires after all earlier work
-  void wait(StreamId stream,
-            const EventPtr& event);          // EventWaitOp: the event may be signalled later
+  // EventWaitOp: the event may be signalled later. `soft`: a poisoned event counts as signalled;
+  // for waits that keep something from being overwritten too early, and need nothing of it.
+  void wait(StreamId stream, const EventPtr& event, bool soft = false);
   static bool query(const EventPtr& event);  // signalled (or poisoned)
   // Blocks until signalled; rethrows poison; `interrupt` is polled about every 50 ms.
   void synchronize_event(const EventPtr& event, const std::function<bool()>& interrupt = {});

@@ -6,6 +6,7 @@
 #include <array>
 #include <cstring>
 #include <mutex>
+#include <shared_mutex>
 #include <vector>
 
 #include "machine/transfer.h"
@@ -49,8 +50,24 @@ void report_usage(const Allocation& allocation, int64_t bytes) {
       c10::Device(kSpyre, static_cast<c10::DeviceIndex>(allocation.device->index)));
 }
 
+// Held shared while a reference is taken from a storage, alone while a storage gets another
+// allocation: who reads the pointer finds it alive.
+std::shared_mutex& swaps() {
+  static auto* lock = new std::shared_mutex();
+  return *lock;
+}
+
+// Puts `data` into the storage; the old allocation goes when nobody holds it.
+void exchange_data(c10::StorageImpl& storage, c10::DataPtr data) {
+  c10::DataPtr old;  // released behind the lock
+  const std::unique_lock<std::shared_mutex> lock(swaps());
+  old = std::move(storage._mutable_data_ptr_no_checks());
+  storage.set_data_ptr_noswap(std::move(data));
+}
+
 void release(void* context) {
   auto* allocation = static_cast<Allocation*>(context);
+  if (allocation->references.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
   // In a forked child the parent's locks may be held for ever: the card is not ours any more.
   if (!card::Runtime::get().in_forked_child()) {
     report_usage(*allocation, -static_cast<int64_t>(allocation->block->size));
@@ -195,6 +212,16 @@ Allocation* allocation_of(const at::TensorBase& tensor, int64_t* host_offset) {
   return allocation_of(tensor.unsafeGetTensorImpl()->unsafe_storage().data_ptr(), host_offset);
 }
 
+AllocationRef::AllocationRef(const at::TensorBase& tensor, int64_t* host_offset) {
+  const std::shared_lock<std::shared_mutex> lock(swaps());
+  allocation_ = allocation_of(tensor, host_offset);
+  if (allocation_ != nullptr) allocation_->references.fetch_add(1, std::memory_order_relaxed);
+}
+
+AllocationRef::~AllocationRef() {
+  if (allocation_ != nullptr) release(allocation_);
+}
+
 void read_image(const Allocation& allocation, const Layout& layout, std::byte* image) {
   const std::byte* base = allocation.block->host;
   if (base == nullptr) return;  // execute=off moves no bytes
@@ -301,7 +328,7 @@ void relayout_storage(const c10::Storage& storage, std::shared_ptr<const Layout>
       allocate_with_layout(*old->device, old->dtype, old->host_nbytes, std::move(layout));
   Allocation& fresh = *allocation_of(data);
   write_image(fresh, *fresh.layout, image.data());
-  storage.unsafeGetStorageImpl()->set_data_ptr_noswap(std::move(data));
+  exchange_data(*storage.unsafeGetStorageImpl(), std::move(data));
 }
 
 void resize_storage(const c10::Storage& storage, int64_t new_nbytes) {
@@ -312,7 +339,7 @@ void resize_storage(const c10::Storage& storage, int64_t new_nbytes) {
   card::Device& device = device_at(impl->device());
   Allocation* old = allocation_of(impl->data_ptr());
   if (old == nullptr || new_nbytes == 0) {
-    impl->set_data_ptr_noswap(allocate_raw(device, new_nbytes));
+    exchange_data(*impl, allocate_raw(device, new_nbytes));
     impl->set_nbytes(static_cast<size_t>(new_nbytes));
     return;
   }
@@ -328,7 +355,7 @@ void resize_storage(const c10::Storage& storage, int64_t new_nbytes) {
   }
   Allocation& fresh = *allocation_of(data);
   write_image(fresh, *layout_of(fresh), image.data());
-  impl->set_data_ptr_noswap(std::move(data));
+  exchange_data(*impl, std::move(data));
   impl->set_nbytes(static_cast<size_t>(new_nbytes));
 }
 

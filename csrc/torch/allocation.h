@@ -18,7 +18,9 @@
 #include <c10/core/ScalarType.h>
 #include <c10/util/SmallVector.h>
 
+#include <atomic>
 #include <memory>
+#include <utility>
 
 #include "card/runtime.h"
 #include "machine/layout.h"
@@ -35,6 +37,7 @@ struct Allocation {
   // Dense shape of the linear element space, kept until the layout is first needed.
   c10::SmallVector<int64_t, 6> sizes, strides;  // no strides: contiguous
   std::shared_ptr<const machine::Layout> layout;
+  std::atomic<int> references{1};  // the storage's, and one of each AllocationRef
 
   int64_t numel() const { return host_nbytes / static_cast<int64_t>(c10::elementSize(dtype)); }
 };
@@ -52,6 +55,32 @@ c10::DataPtr allocate_raw(card::Device& device, int64_t host_nbytes);
 // between the allocation's start and the pointer. Anything else raises.
 Allocation* allocation_of(const c10::DataPtr& data, int64_t* host_offset = nullptr);
 Allocation* allocation_of(const at::TensorBase& tensor, int64_t* host_offset = nullptr);
+
+// Keeps an allocation while a thread works with it: storage.resize_ of another thread then frees it
+// later. Work that is already submitted needs no reference: freed blocks rest until the streams
+// that were recorded have passed.
+class AllocationRef {
+ public:
+  AllocationRef() = default;
+  // The allocation behind a tensor's storage, as allocation_of gives it; empty for zero bytes.
+  explicit AllocationRef(const at::TensorBase& tensor, int64_t* host_offset = nullptr);
+  AllocationRef(AllocationRef&& other) noexcept
+      : allocation_(std::exchange(other.allocation_, nullptr)) {}
+  AllocationRef& operator=(AllocationRef&& other) noexcept {
+    std::swap(allocation_, other.allocation_);
+    return *this;
+  }
+  AllocationRef(const AllocationRef&) = delete;
+  AllocationRef& operator=(const AllocationRef&) = delete;
+  ~AllocationRef();
+  Allocation* get() const { return allocation_; }
+  Allocation* operator->() const { return allocation_; }
+  Allocation& operator*() const { return *allocation_; }
+  explicit operator bool() const { return allocation_ != nullptr; }
+
+ private:
+  Allocation* allocation_ = nullptr;
+};
 
 // The layout, built and kept at first need. Thread-safe.
 std::shared_ptr<const machine::Layout> layout_of(Allocation& allocation);

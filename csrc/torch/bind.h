@@ -1,6 +1,6 @@
 // What the pybind11 files of the extension share: enum names, waits that answer Ctrl-C.
 //
-// No tensor crosses pybind: tensors go through torch.ops.openspyre.*. Each bind_<subject>.cpp puts
+// No tensor crosses pybind but in launches: others go through torch.ops.openspyre.*. Each bind_<subject>.cpp puts
 // its subject into `openspyre._C`; openspyre/_C.pyi describes all of it.
 #pragma once
 
@@ -32,6 +32,7 @@ void bind_random(py::module_& m);
 void bind_layout(py::module_& m);
 void bind_fallback(py::module_& m);
 void bind_program(py::module_& m);
+void bind_plan(py::module_& m);
 
 // Names of enumerators. Parsing ignores case, '_', '-' and ' '; an unknown name throws
 // py::value_error naming the field, the value and the choices.

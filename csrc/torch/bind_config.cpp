@@ -116,6 +116,11 @@ void configure(const py::dict& dict) {
   fields.get("poison_pads", config.poison_pads);
   fields.get("threads", config.threads);
   fields.get("stats_directory", config.stats_directory);
+  fields.get_dict("plans", [&](Fields& inner) {
+    inner.get("overlap", config.plans.overlap);
+    inner.get("slots", config.plans.slots);
+    inner.get("image_budget", config.plans.image_budget);
+  });
   fields.get("error", config.error);
   fields.done();
   config.pressure = &collect_garbage;
@@ -169,7 +174,12 @@ py::dict configuration() {
   numerics["mode"] = mode_name(config.numerics.mode);
   numerics["tie"] = tie_name(config.numerics.tie);
   numerics["merged_is_nan"] = config.numerics.merged_is_nan;
+  py::dict plans;
+  plans["overlap"] = config.plans.overlap;
+  plans["slots"] = config.plans.slots;
+  plans["image_budget"] = config.plans.image_budget;
   py::dict out;
+  out["plans"] = plans;
   out["devices"] = devices;
   out["numerics"] = numerics;
   out["execute"] = config.execute;

@@ -47,7 +47,7 @@ std::vector<int64_t> contiguous_strides(c10::IntArrayRef sizes) {
 }
 
 struct Place {
-  Allocation* allocation;
+  AllocationRef allocation;
   std::shared_ptr<const Layout> layout;
   int64_t offset;  // of the tensor's first element in the storage's linear element space
   bool through_image;
@@ -76,8 +76,8 @@ Place place_of(const at::Tensor& tensor) {
     device_at(tensor.device());  // raises: the card belongs to the parent
   }
   int64_t host_offset = 0;
-  Allocation* allocation = allocation_of(tensor, &host_offset);
-  TORCH_CHECK(allocation != nullptr, "spyre: a tensor of ", tensor.sizes(), " ",
+  AllocationRef allocation(tensor, &host_offset);
+  TORCH_CHECK(allocation, "spyre: a tensor of ", tensor.sizes(), " ",
               tensor.scalar_type(), " has a storage of zero bytes");
   const c10::ScalarType dtype = tensor.scalar_type();
   const auto itemsize = static_cast<int64_t>(c10::elementSize(dtype));
@@ -90,7 +90,8 @@ Place place_of(const at::Tensor& tensor) {
       allocation->typed ? same_bits(dtype, allocation->dtype, card::Runtime::get().numerics().mode)
                         : c10::elementSize(dtype) == 1;
   record_use(*allocation, current_stream(allocation->device->index));
-  return {allocation, layout_of(*allocation), offset, !in_place};
+  std::shared_ptr<const Layout> layout = layout_of(*allocation);
+  return {std::move(allocation), std::move(layout), offset, !in_place};
 }
 
 HostType access_type(const Place& place, c10::ScalarType dtype) {
@@ -247,7 +248,7 @@ void move(const at::Tensor& src, const at::Tensor& dst, bool non_blocking) {
       !from.through_image && !to.through_image && from.layout->format() == to.layout->format();
   const bool other_card = from.allocation->device != to.allocation->device;
   // Overlapping regions of one storage, two devices and host images go through the host, in order.
-  const bool shared = from.allocation == to.allocation;
+  const bool shared = from.allocation.get() == to.allocation.get();
   if (!whole_codes || other_card || shared) {
     const bool readable = from.allocation->block->host != nullptr;
     const at::Tensor host = at::empty(src.sizes(), src.options().device(at::kCPU));

@@ -19,4 +19,5 @@ PYBIND11_MODULE(_C, m) {
   bind_layout(m);
   bind_fallback(m);
   bind_program(m);
+  bind_plan(m);
 }
