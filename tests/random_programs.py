@@ -678,9 +678,9 @@ def ring_of_tiles(rng: Rng) -> Case:
             b.ring({"r": theirs, "c": wide}, mine["r", "c"], got["r", "c"], core=other)
         elif how == 1:
             b.ring(
-                {"r": (source * height, height), "c": wide},
-                mine["r", "c"],
-                got.part(source * height, 0)["r", "c"],
+                {"r": height, "c": wide},
+                mine[("r", source * height), "c"],
+                got.part(source * height, 0)[("r", source * height), "c"],
                 core=source,
                 count=cores,
                 variable="from_core",

@@ -21,7 +21,7 @@ from typing import TypeAlias
 from openspyre.formats import STICK_BYTES, Format, Mode, format_for
 from openspyre.program.body import BodyFunction, trace
 from openspyre.program.concrete import ProgramError
-from openspyre.program.expr import Const, Expr, Var, ceil_div, expr, minimum
+from openspyre.program.expr import Binary, Const, Expr, Var, ceil_div, expr, minimum
 from openspyre.program.model import (
     ZERO,
     Access,
@@ -130,7 +130,7 @@ class Tile:
         offset = self.offset
         for dim, (local, stride) in enumerate(zip(origin, self.strides, strict=True)):
             step = expr(local)
-            offset = offset + (step // eps if dim == self.stick else step) * stride
+            offset = offset + (_divided(step, eps) if dim == self.stick else step) * stride
         return replace(self, offset=offset)
 
     def of(self, tensor: Tensor) -> Tile:
@@ -206,7 +206,8 @@ class Ref:
                 begin = shift if label is None else over[label].start + shift
                 if label is None or label != by_index:
                     eps = owner.format.elements_per_stick
-                    offset = offset + (begin // eps if dim == owner.stick else begin) * step
+                    steps = _divided(begin, eps) if dim == owner.stick else begin
+                    offset = offset + steps * step
         return Access(
             value=self.tensor.name,
             index=tuple(Index(label, shift) for label, shift in self.index),
@@ -820,6 +821,25 @@ class ProgramBuilder:
             queues={unit: tuple(self._queues[unit]) for unit in Unit if self._queues.get(unit)},
             data=bytes(self._data),
         )
+
+
+def _divided(node: Expr, by: int) -> Expr:
+    """node // by, without a division where multiples of `by` are added or scaled."""
+    if isinstance(node, Binary):
+        if node.op == "*":
+            scale = node.right.constant
+            if scale is not None and scale % by == 0:
+                return node.left * (scale // by)
+        if node.op == "+":
+            for whole, rest in ((node.right, node.left), (node.left, node.right)):
+                found = _divided(whole, by)
+                if not (isinstance(found, Binary) and found.op == "//"):
+                    return (
+                        found + _divided(rest, by)
+                        if whole is node.left
+                        else (_divided(rest, by) + found)
+                    )
+    return node // by
 
 
 def _operand_strides(
