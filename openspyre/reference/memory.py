@@ -62,12 +62,12 @@ class Memory:
         late = self.written[numbers] > actor.clock[self.writer[numbers]]
         if late.any():
             at = numbers[late][0]
-            self._hazard(int(at), int(self.writer[at]), "written", actor, writes)
+            self._hazard(int(at), int(self.writer[at]), "writing", actor, writes)
         if writes:
             for queue, times in self.readers.items():
                 late = times[numbers] > actor.clock[queue]
                 if late.any():
-                    self._hazard(int(numbers[late][0]), queue, "read", actor, writes)
+                    self._hazard(int(numbers[late][0]), queue, "reading", actor, writes)
             self.writer[numbers] = actor.queue
             self.written[numbers] = actor.clock[actor.queue]
         else:
@@ -79,7 +79,7 @@ class Memory:
             FaultKind.HAZARD,
             f"{actor.where()}: {'writes' if writes else 'reads'} bytes {stick * STICK_BYTES}.."
             f"{(stick + 1) * STICK_BYTES - 1} of {self.name}, which {actor.queue_name(queue)} may"
-            f" not have {verb} yet; add a token between them",
+            f" still be {verb}; add a token between them",
         )
 
     # --- elements
