@@ -182,7 +182,9 @@ def _places(instance: Instance, given: Mapping[str, Array], check: bool) -> dict
             defined[spread] = 1
         elif check and operand.role is Role.OUT:
             fill_poison(data)
-        places[name] = Place(Memory(f"operand {name}", data, defined, check), 0, len(data))
+        constant = operand.role in (Role.IN, Role.CONST)
+        memory = Memory(f"operand {name}", data, defined, check, constant)
+        places[name] = Place(memory, 0, len(data))
     return places
 
 

@@ -38,16 +38,20 @@ class Actor:
 
 class Memory:
     """`data`: uint8, flat, shared with the caller. `defined`: 1 for every byte that holds something
-    (uint8). `check` False: it holds bytes and looks at nothing else."""
+    (uint8). `check` False: it holds bytes and looks at nothing else. `constant`: nobody writes it,
+    so that there is no order to watch."""
 
-    def __init__(self, name: str, data: Array, defined: Array, check: bool) -> None:
+    def __init__(
+        self, name: str, data: Array, defined: Array, check: bool, constant: bool = False
+    ) -> None:
         self.name = name
         self.data = data
         self.check = check
         self.defined = defined
-        sticks = -(-len(data) // STICK_BYTES)
-        self.writer = np.zeros(sticks if check else 0, dtype=np.int32)
-        self.written = np.zeros(sticks if check else 0, dtype=np.int64)  # 0: by nobody yet
+        self.ordered = check and not constant
+        sticks = -(-len(data) // STICK_BYTES) if self.ordered else 0
+        self.writer = np.zeros(sticks, dtype=np.int32)
+        self.written = np.zeros(sticks, dtype=np.int64)  # 0: by nobody yet
         self.readers: dict[int, Array] = {}
         self.high = 0  # bytes up to the highest one touched
 
@@ -56,7 +60,7 @@ class Memory:
     def touch(self, sticks: Array, actor: Actor, writes: bool) -> None:
         """Notes a read or write of the sticks at byte addresses `sticks`. HAZARD fault when an
         earlier touch by another queue is not known to be over (two reads never clash)."""
-        if not self.check:
+        if not self.ordered:
             return
         numbers = np.unique(sticks // STICK_BYTES)
         late = self.written[numbers] > actor.clock[self.writer[numbers]]
