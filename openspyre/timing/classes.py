@@ -1,8 +1,9 @@
 """Groups of cores that behave alike, so that the engine follows one of each group.
 
-Two cores are alike when every number that shapes their schedule is equal (loop counts, tile sizes,
-token counts) and their partners on the ring and in remote signals are alike. Addresses do not
-count. Imports no torch.
+Two cores are alike when the numbers that shape their schedule are equal (loop counts and token
+counts) and their partners on the ring and in remote signals are alike. Addresses do not count, and
+tile sizes do not either: a group goes in step, at the pace of its largest tiles, and its `variants`
+tell how many cores have which sizes. Imports no torch.
 """
 
 from __future__ import annotations
@@ -27,9 +28,11 @@ from openspyre.program.model import (
 
 @dataclass(frozen=True)
 class CoreClass:
-    """Cores that run alike; `cores` ascending, the first one stands for them."""
+    """Cores that run alike; `cores` ascending, the first one stands for them. `variants`: the
+    first core and the number of those whose tiles have the same sizes."""
 
     cores: tuple[int, ...]
+    variants: tuple[tuple[int, int], ...]
 
     @property
     def leader(self) -> int:
@@ -53,16 +56,17 @@ def instructions(program: Program) -> Iterator[Instruction]:
 
 
 def _shaping(item: Instruction) -> Iterator[Expr]:
-    if isinstance(item, Loop):
+    if isinstance(item, Loop | Ring):
         yield item.count
     elif isinstance(item, Wait | Signal):
         yield item.count
         yield item.index
-    else:
+
+
+def _sizing(item: Instruction) -> Iterator[Expr]:
+    if not isinstance(item, Loop | Wait | Signal):
         for label in item.over:
             yield label.size
-        if isinstance(item, Ring):
-            yield item.count
         if isinstance(item, Compute):
             yield item.limit
 
@@ -70,18 +74,30 @@ def _shaping(item: Instruction) -> Iterator[Expr]:
 def core_classes(instance: Instance) -> list[CoreClass]:
     """The groups, by their first core. Raises ProgramError for a partner that does not exist."""
     program = instance.program
-    names: set[str] = set()
+    fixed = set(instance.core_values[0])
+    counts: set[Expr] = set()  # decided per core
+    names: set[str] = set()  # of what takes part in numbers that loops decide
+    sizes: set[str] = set()
     partners: list[tuple[Expr, str | None, Expr | None]] = []
     for item in instructions(program):
         for expr in _shaping(item):
-            names.update(expr.names())
+            if fixed.issuperset(expr.names()):
+                counts.add(expr)
+            else:
+                names.update(fixed.intersection(expr.names()))
+        for expr in _sizing(item):
+            sizes.update(expr.names())
         if isinstance(item, Signal) and item.core is not None:
             partners.append((item.core, None, None))
         elif isinstance(item, Ring):
             partners.append((item.core, item.variable, item.count))
-    fixed = sorted(names & set(instance.core_values[0]))
+    ordered = [expr for expr in counts if next(expr.names(), None) is not None]
     key: list[object] = [
-        tuple(instance.core_values[core][name] for name in fixed) for core in range(instance.cores)
+        (
+            tuple(compiled(expr)(values) for expr in ordered),
+            tuple(values[name] for name in sorted(names)),
+        )
+        for values in instance.core_values
     ]
     seen = [_partners(instance, partners, core) for core in range(instance.cores)]
     # Refine until the partners of alike cores are alike (as automata are minimised).
@@ -97,7 +113,18 @@ def core_classes(instance: Instance) -> list[CoreClass]:
     groups: dict[object, list[int]] = {}
     for core in range(instance.cores):
         groups.setdefault(key[core], []).append(core)
-    return [CoreClass(tuple(cores)) for cores in groups.values()]
+    sized = sorted(sizes & fixed)
+    return [CoreClass(tuple(cores), _variants(instance, sized, cores)) for cores in groups.values()]
+
+
+def _variants(
+    instance: Instance, names: list[str], cores: list[int]
+) -> tuple[tuple[int, int], ...]:
+    alike: dict[tuple[int, ...], list[int]] = {}
+    for core in cores:
+        values = instance.core_values[core]
+        alike.setdefault(tuple(values[name] for name in names), []).append(core)
+    return tuple((found[0], len(found)) for found in alike.values())
 
 
 def _partners(

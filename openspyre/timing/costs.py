@@ -31,12 +31,31 @@ _LEAVES = frozenset(op.name for op in BODY_OP.values() if not op.operands)
 
 @dataclass(frozen=True)
 class Demand:
-    """What a task asks for. Bytes per core; `unit_ps` on its own unit."""
+    """What a task asks for: of one core, or summed over the cores of a class (`total`).
+
+    `unit_ps`: time on its own unit."""
 
     unit_ps: int = 0
     nbytes: int = 0
     lx_bytes: int = 0
     macs: int = 0
+
+    def most(self, other: Demand) -> Demand:
+        """The larger of each: cores in step wait for the slowest."""
+        return Demand(
+            max(self.unit_ps, other.unit_ps),
+            max(self.nbytes, other.nbytes),
+            max(self.lx_bytes, other.lx_bytes),
+            max(self.macs, other.macs),
+        )
+
+    def plus(self, other: Demand, times: int) -> Demand:
+        return Demand(
+            self.unit_ps + other.unit_ps * times,
+            self.nbytes + other.nbytes * times,
+            self.lx_bytes + other.lx_bytes * times,
+            self.macs + other.macs * times,
+        )
 
 
 def sizes_of(over: tuple[Label, ...], values: Environment) -> dict[str, int]:
@@ -67,6 +86,12 @@ class Costs:
         self.macs = card.macs_per_corelet * card.corelets
         self.lx_ps_per_byte = self.cycle_ps / (card.lx_sticks_per_cycle * STICK_BYTES)
         self.ring_ps_per_byte = self.cycle_ps / card.ring_bytes_per_cycle
+
+    def of(self, item: Load | Store | Ring | Compute, values: Environment) -> Demand:
+        """The demand of one core; of a Ring, per source."""
+        if isinstance(item, Compute):
+            return self.compute(item, values)
+        return self.ring(item, values) if isinstance(item, Ring) else self.transfer(item, values)
 
     def transfer(self, item: Load | Store, values: Environment) -> Demand:
         sizes = sizes_of(item.over, values)

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from openspyre.card import PRESETS, CardSpec
 from openspyre.program.concrete import Environment, Instance, ProgramError, compiled
@@ -35,6 +36,8 @@ from openspyre.timing.costs import PS, Costs, Demand
 from openspyre.timing.steady import Snapshot, steady_steps
 from openspyre.timing.table import TABLE, TimingTable
 from openspyre.timing.timeline import Server, Span, Timeline
+
+Task: TypeAlias = Load | Store | Ring | Compute
 
 MAX_TASKS = 5_000_000
 """Tasks gone through before a program is refused as endless."""
@@ -62,7 +65,7 @@ class Queue:
     clock: int = 0  # when it comes to its next instruction
     ended: int = 0  # when all tasks so far have ended
     in_flight: deque[int] = field(default_factory=deque)  # ends of transfers under way
-    pending: Instruction | None = None  # the task it stands at
+    pending: Task | None = None  # the task it stands at
     done: bool = False
 
 
@@ -117,7 +120,7 @@ class Engine:
         self.busy = dict.fromkeys(("LPDDR5", "PT", "SFU", "LX", "ring"), 0)
         self.macs = self.received = self.tasks = self.skipped = 0
         self.end = 0
-        self.demands: dict[tuple[int, int], Demand] = {}
+        self.demands: dict[tuple[int, int], tuple[Demand, Demand]] = {}
         self.snapshots: dict[tuple[int, ...], Snapshot] = {}
         self.anchor = self._anchor() if extrapolate else None
         self.links: dict[tuple[int, tuple[int, ...]], tuple[int, int]] = {}
@@ -175,8 +178,11 @@ class Engine:
             queue.frames[-1].at += 1
             self._count()
         ready = queue.clock
-        if queue.unit in (Unit.LOAD, Unit.STORE) and len(queue.in_flight) >= self.table.outstanding:
-            ready = max(ready, queue.in_flight[0])
+        if isinstance(queue.pending, Load | Store):
+            if len(queue.in_flight) >= self.table.outstanding:
+                ready = max(ready, queue.in_flight[0])
+            # Not before its stream is free: LPDDR5 serves in the order in which it is asked.
+            ready = max(ready, self.groups[queue.group].streams.get(moves(queue.pending), 0))
         return ready
 
     def _count(self) -> None:
@@ -241,23 +247,26 @@ class Engine:
 
     # --- tasks
 
-    def _demand(self, queue: Queue, item: Instruction) -> Demand:
-        """Cached while no loop variable shapes the task."""
+    def _demand(self, queue: Queue, item: Task) -> tuple[Demand, Demand]:
+        """(of the slowest core, of all cores of the class); cached while no loop variable shapes
+        the task."""
         key = (queue.group, id(item))
         known = self.demands.get(key)
         if known is not None:
             return known
-        if isinstance(item, Load | Store):
-            demand = self.costs.transfer(item, queue.values)
-        elif isinstance(item, Ring):
-            demand = self.costs.ring(item, queue.values)
-        else:
-            assert isinstance(item, Compute)
-            demand = self.costs.compute(item, queue.values)
-        fixed = self.instance.core_values[0]
-        if all(name in fixed for label in item.over for name in label.size.names()):
-            self.demands[key] = demand
-        return demand
+        fixed = self.instance.core_values
+        group = self.groups[queue.group].cores
+        most = total = Demand()
+        for leader, count in group.variants:
+            values = queue.values
+            if len(group.variants) > 1:
+                # The loop variables are the queue's, the lets each variant's own.
+                values = {**queue.values, **fixed[leader]}
+            demand = self.costs.of(item, values)
+            most, total = most.most(demand), total.plus(demand, count)
+        if all(name in fixed[0] for label in item.over for name in label.size.names()):
+            self.demands[key] = most, total
+        return most, total
 
     def _execute(self, ready: int, queue: Queue) -> None:
         item = queue.pending
@@ -265,25 +274,23 @@ class Engine:
         queue.pending = None
         queue.frames[-1].at += 1
         self._count()
-        demand = self._demand(queue, item)
+        demand, total = self._demand(queue, item)
         group = self.groups[queue.group]
         start = ready + round(self.table.task_ns * PS)
         nbytes = demand.nbytes
         if isinstance(item, Load | Store):
             if len(queue.in_flight) >= self.table.outstanding:
                 queue.in_flight.popleft()
-            end = self._transfer(group, item, demand, start)
+            end = self._transfer(group, item, demand, total, start)
             queue.in_flight.append(end)
             queue.clock = max(queue.clock, start)
         elif isinstance(item, Ring):
-            end, nbytes = self._ring(queue, group, item, demand, start)
+            end, nbytes = self._ring(queue, group, item, demand, total, start)
             queue.clock = end
         else:
-            assert isinstance(item, Compute)
-            end = max(start + demand.unit_ps, self._lx(group, demand.lx_bytes, start))
-            unit = "PT" if queue.unit is Unit.PT else "SFU"
-            self.busy[unit] += demand.unit_ps * len(group.cores)
-            self.macs += demand.macs * len(group.cores)
+            end = max(start + demand.unit_ps, self._lx(group, demand, total, start))
+            self.busy["PT" if queue.unit is Unit.PT else "SFU"] += total.unit_ps
+            self.macs += total.macs
             queue.clock = end
         queue.ended = max(queue.ended, end)
         self.end = max(self.end, end)
@@ -300,49 +307,48 @@ class Engine:
                 )
             )
 
-    def _lx(self, group: Group, nbytes: int, start: int) -> int:
-        """Passes bytes through the core's LX port; returns when it is done."""
-        if nbytes == 0:
+    def _lx(self, group: Group, demand: Demand, total: Demand, start: int, times: int = 1) -> int:
+        """Passes a task's bytes through the LX port; returns when the slowest core is done."""
+        if demand.lx_bytes == 0:
             return start
-        duration = round(nbytes * self.costs.lx_ps_per_byte)
-        group.lx_free = max(group.lx_free, start) + duration
-        self.busy["LX"] += duration * len(group.cores)
+        per_byte = self.costs.lx_ps_per_byte * times
+        group.lx_free = max(group.lx_free, start) + round(demand.lx_bytes * per_byte)
+        self.busy["LX"] += round(total.lx_bytes * per_byte)
         return group.lx_free
 
-    def _transfer(self, group: Group, item: Load | Store, demand: Demand, start: int) -> int:
+    def _transfer(
+        self, group: Group, item: Load | Store, demand: Demand, total: Demand, start: int
+    ) -> int:
         table = self.table
-        cores = len(group.cores)
-        total = demand.nbytes * cores
+        moved = total.nbytes
         before = min(self.read, self.written)
         penalty = 1.0
         if isinstance(item, Load):
+            self.received += moved
             if item.multicast:
                 size = group_size(self.instance, item)
-                total = -(-total // size)
+                moved = -(-moved // size)
                 penalty = max(1.0, size / table.multicast_full_rate)
-            self.read += total
-            self.received += demand.nbytes * cores
+            self.read += moved
         else:
-            self.written += total
+            self.written += moved
         turned = min(self.read, self.written) - before
         busy = round(
             PS
             * (
-                total * penalty / table.dram_bytes_per_ns
+                moved * penalty / table.dram_bytes_per_ns
                 + turned * table.dram_turnaround_ns_per_byte
             )
         )
-        stream = moves(item)
-        begin = max(start, group.streams.get(stream, 0))
-        self.dram_free = max(self.dram_free, begin) + busy
+        self.dram_free = max(self.dram_free, start) + busy
         self.busy["LPDDR5"] += busy
-        alone = begin + round(PS * demand.nbytes / table.stream_bytes_per_ns)
-        end = max(self.dram_free, alone, self._lx(group, demand.lx_bytes, begin))
-        group.streams[stream] = end
-        return end
+        alone = start + round(PS * demand.nbytes / table.stream_bytes_per_ns)
+        # The stream is a limit of rate: it is free again when it alone would be done.
+        group.streams[moves(item)] = alone
+        return max(self.dram_free, alone, self._lx(group, demand, total, start))
 
     def _ring(
-        self, queue: Queue, group: Group, item: Ring, demand: Demand, start: int
+        self, queue: Queue, group: Group, item: Ring, demand: Demand, total: Demand, start: int
     ) -> tuple[int, int]:
         """All cores of the class at once: the busiest link decides."""
         count = compiled(item.count)(queue.values)
@@ -350,7 +356,6 @@ class Engine:
         for q in range(count):
             sources = []
             for core in group.cores.cores:
-                # The leader's loop variables hold for all, its lets do not.
                 values = {**queue.values, **self.instance.core_values[core], item.variable: q}
                 source = compiled(item.core)(values)
                 if not 0 <= source < self.instance.cores:
@@ -361,12 +366,12 @@ class Engine:
             load, hops = self._link_load(group.cores.cores, tuple(sources))
             busiest += load
             longest = max(longest, hops)
-        nbytes = demand.nbytes * count
         moved = round(demand.nbytes * busiest * self.costs.ring_ps_per_byte)
         latency = round(longest * self.table.ring_hop_cycles * self.costs.cycle_ps)
         self.busy["ring"] += moved
-        self.received += nbytes * len(group.cores)
-        return max(start + moved + latency, self._lx(group, demand.lx_bytes * count, start)), nbytes
+        self.received += total.nbytes * count
+        end = max(start + moved + latency, self._lx(group, demand, total, start, count))
+        return end, demand.nbytes * count
 
     def _link_load(self, to: tuple[int, ...], sources: tuple[int, ...]) -> tuple[int, int]:
         """(transfers over the busiest link, longest way) when each goes the shorter way round."""
