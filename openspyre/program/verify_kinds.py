@@ -204,18 +204,15 @@ def _map(check: _Check) -> None:
 def _reduce(check: _Check) -> None:
     compute, combine = check.compute, check.combine()
     types = _result_types(compute)
-    check.need(len(types) >= 1, "needs a result to combine")
-    for letter in types:
-        check.need(
-            letter in COMBINE_TYPES[combine], f"{combine.value} does not exist for type {letter}"
-        )
-    exact = [EXACT[RegisterType(letter)] for letter in types]
+    check.need(len(types) == 1, f"combines one result, the body has {len(types)}")
+    check.need(
+        types[0] in COMBINE_TYPES[combine], f"{combine.value} does not exist for type {types[0]}"
+    )
+    exact = [EXACT[RegisterType(types[0])]]
     if combine in ARG:
         exact = [exact[0], Format.IEEE_INT64]
     elif combine is Combine.WELFORD:
         exact = [Format.IEEE_FP32] * 3
-    if combine in (*ARG, Combine.WELFORD):
-        check.need(len(types) == 1, f"{combine.value} combines one result")
     check.count(len(compute.inputs), len(exact))
     for out, format in zip(compute.outputs, exact, strict=True):
         check.formats("output", out, format)
@@ -307,7 +304,7 @@ def _sort(check: _Check) -> None:
     check.count(inputs, 2)
     _values_and_indices(check, label)
     if inputs == 2:
-        check.formats("indices", check.compute.inputs[1], Format.IEEE_INT64)
+        check_index_format(check.compute.inputs[1].format, check.place)
 
 
 def _merge(check: _Check) -> None:
@@ -318,8 +315,12 @@ def _merge(check: _Check) -> None:
 
 def _topk(check: _Check) -> None:
     label = check.has_label()
-    check.count(1, 2)
+    inputs = len(check.compute.inputs)
+    check.need(inputs in (1, 2), f"takes 1 or 2 inputs, got {inputs}")
+    check.count(inputs, 2)
     _values_and_indices(check, label)
+    if inputs == 2:
+        check_index_format(check.compute.inputs[1].format, check.place)
 
 
 def _values_and_indices(check: _Check, label: str) -> None:

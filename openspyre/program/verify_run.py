@@ -18,13 +18,14 @@ from openspyre.formats import STICK_BYTES
 from openspyre.program.concrete import Instance, ProgramError, Task
 from openspyre.program.expr import ExprError
 from openspyre.program.model import Access, Compute, Load, Ring, Role, Store, Unit
-from openspyre.program.ops import Kind
+from openspyre.program.ops import Combine, Kind
 from openspyre.program.tokens import TASK_LIMIT, Interleaving, Step, TokenError, TokenFault
 from openspyre.program.verify_access import AccessRules, Range, check_box, volume
 from openspyre.program.verify_cover import COMPLETE, EMPTY, Box, CoverError, Covers, show
 from openspyre.program.verify_error import VerifyError
 from openspyre.program.verify_memory import Shadow
 from openspyre.program.verify_numbers import check, unsafe_expressions
+from openspyre.program.verify_scatter import Scattered
 from openspyre.program.verify_tiles import Placed, show_element
 
 MAX_TRACKED = 32 << 30
@@ -67,6 +68,8 @@ class Run:
         self._meanings: dict[object, object] = {}
         self._functions: dict[object, int] = {}
         self._function_of: dict[int, int] = {}
+        self._parts: dict[str, tuple[Combine, int]] = {}
+        self._scattered: dict[tuple[str, str], Scattered] = {}
 
     def _memories(self) -> dict[str, Shadow]:
         """Shadows of the operands that may be written; all SCRATCH operands share one, as they
@@ -117,6 +120,8 @@ class Run:
         except (ProgramError, ExprError, ZeroDivisionError) as error:
             raise VerifyError(1, "program", str(error)) from None
         self._check_outputs()
+        for (operand, _), scattered in self._scattered.items():
+            scattered.check_complete(operand)
         self.counts.tasks = self.interleaving.tasks
         self.counts.lx_bytes = [
             int(np.count_nonzero(shadow.kind)) * STICK_BYTES for shadow in self.lx
@@ -384,7 +389,7 @@ class Run:
         self.rules.check_all_labels(task, source.tile)
         self.counts.written += source.tile.nbytes
         if store.scatter is not None:
-            self._scatter(step, store, shadow)
+            self._scatter(step, store, shadow, source)
             return
         target = self.rules.mem(task, store.target)
         self.rules.check_all_labels(task, target.tile)
@@ -402,7 +407,7 @@ class Run:
                 )
         self._write(step, shadow, target, COMPLETE)
 
-    def _scatter(self, step: Step, store: Store, shadow: Shadow) -> None:
+    def _scatter(self, step: Step, store: Store, shadow: Shadow, source: Placed) -> None:
         task, scatter = step.task, store.scatter
         assert scatter is not None
         operand = self.operands[store.target.place]
@@ -427,6 +432,11 @@ class Run:
         if operand.role is Role.SCRATCH:
             self._read(step, shadow, target)
         self._write(step, shadow, target, COMPLETE)
+        key = (operand.name, source.tile.access.value)
+        scattered = self._scattered.get(key)
+        if scattered is None:
+            scattered = self._scattered[key] = Scattered(key[1], limit, self._shape(source))
+        scattered.add(task, limit, (begin, end), source.tile.box)
 
     def _limit(self, task: Task, limit: int) -> int:
         if limit < 1:
@@ -483,6 +493,9 @@ class Run:
                 raise VerifyError(
                     8, step.task, f"joins parts of {value} that declare other boxes than the target"
                 )
+            known = self._parts.get(value)
+            if known is not None and known[0] is not ring.combine:
+                raise CoverError(f"{value} is reduced by {known[0].value}, RING must do the same")
             if len(covers) == 1:
                 return covers[0]
             return self.covers.join(covers, self._extent(value, ()))
@@ -686,11 +699,18 @@ class Run:
         kind, value = compute.kind, out.tile.access.value
         core = self.lx[step.task.core]
         dims = self._reduced_dims(step.task, compute, inputs)
+        self._check_part(compute, inputs, value, number)
         if kind in (Kind.MATMUL, Kind.REDUCE, Kind.TOPK):
             extent = self._extent(value, tuple(size for *_, size in dims))
             before = self._read(step, core, out, partial=True) if accumulate else EMPTY
             return self.covers.extend(before, box, extent)
         if kind is Kind.SCATTER:
+            operand = self.operands.get(value)
+            if operand is not None and operand.role is Role.INOUT:
+                # Exempt from rule 8, as from rule 7: each whole scatter starts anew.
+                extent = self._extent(value, tuple(size for *_, size in dims))
+                before = self._read(step, core, out, partial=True) or EMPTY
+                return self.covers.extend(before, box, extent)
             if value not in self._declared:
                 raise CoverError(
                     f"SCATTER needs a value that declares how many indices go into it: give"
@@ -702,6 +722,11 @@ class Run:
             extent = self._extent(value, tuple(size for *_, size in dims))
             before = covers[1]
             boxes = self.covers.boxes(before)
+            if not accumulate and box[0][0] != 0:
+                raise CoverError(
+                    f"the scan starts anew at index {box[0][0]}; start the label at 0 and give the"
+                    " values a dim for the piece, if pieces are meant"
+                )
             if accumulate and (not boxes or boxes[-1][0][1] != box[0][0]):
                 raise CoverError(
                     f"the scan goes on at index {box[0][0]} and its carry has"
@@ -721,6 +746,24 @@ class Run:
             self._check_new(step, inputs, out)
             return EMPTY if value in self._declared else COMPLETE
         return COMPLETE
+
+    def _check_part(self, compute: Compute, inputs: list[Placed], value: str, number: int) -> None:
+        """A value is summed by one operation, and is one of its results: the mean, say."""
+        if compute.kind not in (Kind.MATMUL, Kind.REDUCE, Kind.FOLD):
+            return
+        part = (compute.combine or Combine.SUM, number)
+        if compute.kind is Kind.FOLD:
+            source = inputs[number].tile.access.value
+            if self._parts.get(source, part) != part:
+                raise CoverError(
+                    f"input {number} is {source}, output {self._parts[source][1]} of a reduction by"
+                    f" {self._parts[source][0].value}, and is folded by {part[0].value}"
+                )
+        if self._parts.setdefault(value, part) != part:
+            raise CoverError(
+                f"{value} is output {self._parts[value][1]} of a reduction by"
+                f" {self._parts[value][0].value} elsewhere, here output {number} by {part[0].value}"
+            )
 
     def _check_new(self, step: Step, inputs: list[Placed], out: Placed) -> None:
         """Rule 4: a MAP does not compute an element from itself, but for INOUT operands."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from openspyre.formats import STICK_BYTES
+from openspyre.formats import STICK_BYTES, Format
 from openspyre.program.binary_rules import MAX_DEPTH, MAX_LABELS, MAX_RANK, MAX_TILES, is_name
 from openspyre.program.concrete import accesses
 from openspyre.program.expr import HIGH, LOW, Binary, Const, Expr, Var
@@ -32,7 +32,7 @@ from openspyre.program.model import (
     Unit,
     Wait,
 )
-from openspyre.program.ops import Combine
+from openspyre.program.ops import Combine, register_of
 from openspyre.program.verify_error import VerifyError
 from openspyre.program.verify_kinds import check_compute, check_index_format
 
@@ -302,6 +302,9 @@ def _check_work(
         scatter = instruction.scatter
         _check_transfer(place, instruction.target, instruction.source, scatter, labels, names)
         if scatter is not None:
+            if scatter.add and register_of(instruction.target.format) is None:
+                name = instruction.target.format.name
+                raise VerifyError(1, place, f"elements of {name} cannot be added")
             for number in (scatter.limit, scatter.first, scatter.count):
                 check_expr(number, known, place, loops)
     elif isinstance(instruction, Ring):
@@ -349,6 +352,13 @@ def _check_access(
             raise VerifyError(
                 1, place, f"{tile}: label {label} moves the address and no index of {access.value}"
             )
+    for label in sorted(indexed - {*moving, access.stick}):
+        raise VerifyError(
+            1,
+            place,
+            f"{tile}: label {label} is an index of {access.value} and does not move the address;"
+            " give it a stride",
+        )
     if access.stick is not None and [i.label for i in access.index].count(access.stick) > 1:
         raise VerifyError(1, place, f"{tile}: the stick label {access.stick} stands for two dims")
     for index in access.index:
@@ -433,3 +443,6 @@ def _check_ring(place: str, ring: Ring, names: Names) -> None:
         )
     if source.format.name not in ("IEEE_FP32", "IEEE_INT32", "IEEE_INT64"):
         raise VerifyError(1, place, f"RING reduces exact formats, not {source.format.name}")
+    truth = ring.combine in (Combine.ANY, Combine.ALL)
+    if truth and source.format is not Format.IEEE_INT32:
+        raise VerifyError(1, place, "any and all combine truth values in IEEE_INT32")
