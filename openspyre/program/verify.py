@@ -6,8 +6,9 @@ it finds no fault, no execution reads what was not written, overwrites what is i
 stores an element of an `out` operand twice or never, or sums an index twice or never.
 
 The rooms behind it: `verify_structure`, `verify_kinds` (rule 1 without numbers), `verify_numbers`
-(64 bits), `verify_access`, `verify_tiles` (rules 2 and 3), `verify_memory`, `verify_cover` and
-`verify_run` (rules 4 to 9). May import numpy; imports no torch.
+(64 bits), `verify_run` (the run), `verify_transfers`, `verify_compute` (by instruction),
+`verify_access`, `verify_tiles` (rules 2 and 3), `verify_state`, `verify_memory` (4 and 5),
+`verify_scatter` (7), `verify_cover` (8). May import numpy; imports no torch.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from openspyre.program.expr import ExprError
 from openspyre.program.model import Program, Symbol, SymbolKind
 from openspyre.program.tokens import TASK_LIMIT
 from openspyre.program.verify_error import RULES, VerifyError
-from openspyre.program.verify_run import Counts, Run
+from openspyre.program.verify_run import Run
+from openspyre.program.verify_state import Counts
 from openspyre.program.verify_structure import check_structure
 
 DEFAULT_LARGEST = 1 << 12
