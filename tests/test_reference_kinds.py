@@ -316,16 +316,19 @@ def test_a_sum_over_everything_is_lexicographic() -> None:
         value = b.value("acc", ())
         lanes = b.lx("acc_lx", value, (), lanes=True)
         b.reduce({"m": 6, "n": 100}, Combine.SUM, lanes[()], f.identity, t["x"]["m", "n"])
-        b.fold({"one": 1}, Combine.SUM, t["y"]["one"], lanes[()])
+        b.fold({}, Combine.SUM, t["total"][()], lanes[()])
+        b.map({}, t["y"][()], lambda total, start: total + start, t["total"][()], t["start"][()])
 
-    got = compute(work, {"x": given(x)}, {"y": Given((1,), sparse=True)})["y"]
+    inputs = {"x": given(x), "start": given(F32(5))}
+    got = compute(work, inputs, {"total": Given(()), "y": Given(())})
     lanes = np.zeros(64, dtype=F32)
     for row in x:
         for e, v in enumerate(row):
             lanes[e % 64] = lanes[e % 64] + v
     for h in (32, 16, 8, 4, 2, 1):
         lanes[:h] = lanes[:h] + lanes[h : 2 * h]
-    same(got, lanes[:1])
+    same(got["total"], lanes[0])
+    same(got["y"], lanes[0] + F32(5))
 
 
 # --- matmul

@@ -113,7 +113,7 @@ def cast(x: Array, type_: np.dtype) -> Array:
 def _bits(x: Array, type_: np.dtype) -> Array:
     if x.dtype == np.float32 and type_ == np.int32:
         x = np.where(np.isnan(x), np.float32(np.nan), x)  # one NaN, whatever made it
-    return np.ascontiguousarray(x).view(type_).reshape(x.shape)
+    return np.asarray(x, order="C").view(type_)
 
 
 def philox(key: Array, counter: Array, word: int) -> Array:

@@ -109,7 +109,7 @@ class Memory:
         """Stores codes; of equal addresses the last in row-major order stays."""
         size = codes.dtype.itemsize
         spread = addresses[..., None] + np.arange(size)
-        self.data[spread] = np.ascontiguousarray(codes)[..., None].view(np.uint8)
+        self.data[spread] = np.asarray(codes, order="C")[..., None].view(np.uint8)
         self.defined[spread] = 1
 
     def forget(self, sticks: Array) -> None:

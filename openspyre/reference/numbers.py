@@ -156,7 +156,7 @@ def encode(values: Array, format: Format, numerics: Numerics) -> Array:
         values = values.astype(kind)
     if (values.dtype == np.float32) != (format in _FLOATS) or format.is_host:
         raise ValueError(f"a {values.dtype.name} register has no {format.name} code; cast it first")
-    values = np.ascontiguousarray(values)
+    values = np.asarray(values, order="C")
     with np.errstate(all="ignore"):
         if format is Format.SEN169_FP16:
             return _dl16_codes(values, numerics.tie)

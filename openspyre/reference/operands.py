@@ -57,7 +57,7 @@ def host_codes(array: Array, dtype: str, format: Format, numerics: Numerics) -> 
     """Card codes of host values, as a copy to the card makes them: finite float16 and bfloat16
     values saturate where a computed value would overflow."""
     if format.is_host:
-        raw = np.ascontiguousarray(array)
+        raw = np.asarray(array, order="C")
         if raw.dtype.itemsize != format.bytes:
             raise ValueError(f"{raw.dtype} is not {format.bytes} bytes, as {format.name} is")
         return raw
@@ -91,7 +91,7 @@ def pack_codes(
     out = np.empty(layout.nbytes, dtype=np.uint8)
     fill_poison(out)
     spread = element_addresses(layout)[..., None] + np.arange(operand.format.bytes)
-    out[spread] = np.ascontiguousarray(codes).view(np.uint8).reshape(spread.shape)
+    out[spread] = np.asarray(codes, order="C")[..., None].view(np.uint8)
     return out
 
 
