@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import warnings
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -393,3 +394,13 @@ def test_reduce_takes_a_body_and_a_combine() -> None:
     (instruction,) = b.build().queues[Unit.SFU]
     assert instruction.body == trace(lambda v: v * v, [HALF])  # type: ignore[union-attr]
     assert instruction.outputs[0].lanes  # type: ignore[union-attr]
+
+
+def test_the_page_on_programs_by_hand_shows_what_the_builder_makes() -> None:
+    page = (Path(__file__).parent.parent / "docs" / "programs_by_hand.md").read_text()
+    shown = page.split("```text\n")[1].split("```")[0]
+    assert shown == to_text(add.build(37, 150, cores=4, tile=(4, 128)))
+    source = (Path(__file__).parent.parent / "examples" / "programs" / "add.py").read_text()
+    code = page.split("```python\n")[1].split("```")[0]
+    for line in code.splitlines():
+        assert line.strip() in source
