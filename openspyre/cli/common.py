@@ -1,0 +1,104 @@
+"""What the commands share: reading a directory or a file, symbols, errors as exit codes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+import click
+
+from openspyre.program.binary import decode
+from openspyre.program.model import Program, SymbolKind
+from openspyre.program.text import from_text
+from openspyre.runtime.spyrecode import SpyreCode, read_spyrecode
+
+NO, FAILED = 1, 2
+
+
+class Failed(click.ClickException):
+    """Could not be done: exit code 2."""
+
+    exit_code = FAILED
+
+
+@contextmanager
+def failures() -> Iterator[None]:
+    """Turns what a reader or a launch raises into a message and exit code 2."""
+    try:
+        yield
+    except (ValueError, RuntimeError, OSError) as error:
+        raise Failed(str(error)) from error
+
+
+@dataclass(frozen=True)
+class Source:
+    """What a path holds: the programs by name and, if it is a directory, the SpyreCode."""
+
+    path: Path
+    programs: dict[str, Program]
+    code: SpyreCode | None = None
+
+
+def read_source(path: Path, *, verify: bool = False) -> Source:
+    """A SpyreCode directory, a text program (`.txt`, `.program`) or an image (any other file).
+
+    Raises what the readers raise; see `failures`.
+    """
+    if path.is_dir():
+        code = read_spyrecode(path, verify=verify)
+        names: dict[str, Program] = {}
+        for address, program in sorted(code.programs.items()):
+            name = program.name if program.name not in names else f"{program.name}@{address:#x}"
+            names[name] = program
+        return Source(path, names, code)
+    data = path.read_bytes()
+    if path.suffix in (".txt", ".program"):
+        found = from_text(data.decode("utf-8"))
+    else:
+        found = decode(data)
+    return Source(path, {found.name: found})
+
+
+def parse_symbols(pairs: tuple[str, ...]) -> dict[str, int | float]:
+    """name=value pairs. Raises click.BadParameter."""
+    out: dict[str, int | float] = {}
+    for pair in pairs:
+        name, equals, text = pair.partition("=")
+        try:
+            if not equals:
+                raise ValueError
+            out[name.strip()] = float(text) if "." in text or "e" in text.lower() else int(text, 0)
+        except ValueError:
+            raise click.BadParameter(f"{pair!r} is not name=number") from None
+    return out
+
+
+def whole_symbols(program: Program, given: dict[str, int | float]) -> dict[str, int]:
+    """The integer symbols of a program: as given, else the largest size, or the smallest int."""
+    unknown = set(given) - {symbol.name for symbol in program.symbols}
+    if unknown:
+        known = ", ".join(symbol.name for symbol in program.symbols) or "none"
+        raise Failed(f"{program.name} has no symbol {sorted(unknown)[0]!r}: it has {known}")
+    out: dict[str, int] = {}
+    for symbol in program.symbols:
+        if symbol.kind is SymbolKind.FLOAT:
+            continue
+        default = symbol.minimum
+        if symbol.kind is SymbolKind.DIMENSION:
+            default = symbol.maximum // symbol.granularity * symbol.granularity
+        out[symbol.name] = int(given.get(symbol.name, default))
+    return out
+
+
+def print_json(value: Any) -> None:
+    click.echo(json.dumps(value, indent=2))
+
+
+def no(message: str) -> NoReturn:
+    """The answer is no: exit code 1."""
+    click.echo(message, err=True)
+    raise SystemExit(NO)
