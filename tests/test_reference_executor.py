@@ -476,6 +476,18 @@ def test_operands_and_symbols_must_be_given() -> None:
         reference.run(double(), {"x": rows(4, 70), "y": rows(4, 70)})
 
 
+def test_a_thread_that_flushes_subnormals_is_refused() -> None:
+    import torch
+
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this processor cannot")
+    try:
+        with pytest.raises(RuntimeError, match="flushes subnormal"):
+            run(double(), {"x": rows(4, 70)})
+    finally:
+        torch.set_flush_denormal(False)
+
+
 def test_stores_into_inputs_are_refused() -> None:
     def into_input(one: object) -> object:
         if isinstance(one, Store):

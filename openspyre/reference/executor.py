@@ -81,8 +81,15 @@ def run(
     return, and on output elements that nothing stored; without it the run does what the program
     says, as the card would. trace: called with every task (no waits and signals) as it begins.
 
-    Raises ReferenceFault, and ProgramError for symbols and shapes that do not fit.
+    Raises ReferenceFault, ProgramError for symbols and shapes that do not fit, and RuntimeError
+    on a thread that flushes subnormal numbers, which numpy's arithmetic would follow.
     """
+    smallest = np.full(1, 2.0**-126, dtype=np.float32)
+    if (smallest * np.float32(0.5) == 0).any():
+        raise RuntimeError(
+            "this thread flushes subnormal float32 numbers to zero, and the reference executor"
+            " must not; call torch.set_flush_denormal(False)"
+        )
     symbols = dict(symbols or {})
     for symbol in program.symbols:
         if symbol.name not in symbols:
