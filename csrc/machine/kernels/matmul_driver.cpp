@@ -6,11 +6,9 @@
 #include <stdexcept>
 #include <string>
 
+#include "machine/kernels/exact_floats.h"
 #include "machine/kernels/matmul_kernels.h"
 #include "machine/kernels/matmul_tile.h"
-#if defined(__x86_64__)
-#include <xmmintrin.h>
-#endif
 
 namespace openspyre::machine {
 
@@ -46,26 +44,6 @@ struct Scratch {
   }
   std::unique_ptr<float[]> memory;
   float *a, *b;
-};
-
-// Flushing subnormals is a switch of the thread, which a program around us may have turned on; it
-// must not reach the bits of a product.
-class ExactFloats {
- public:
-#if defined(__x86_64__)
-  ExactFloats() : saved_(_mm_getcsr()) {
-    if (saved_ & kFlush) _mm_setcsr(saved_ & ~kFlush);
-  }
-  ~ExactFloats() {
-    if (saved_ & kFlush) _mm_setcsr(saved_);
-  }
-  ExactFloats(const ExactFloats&) = delete;
-  ExactFloats& operator=(const ExactFloats&) = delete;
-
- private:
-  static constexpr unsigned kFlush = 0x8040;  // FTZ and DAZ
-  unsigned saved_;
-#endif
 };
 
 bool moved(const View& view, int label) { return view.stride[label] != 0 || view.stick == label; }
