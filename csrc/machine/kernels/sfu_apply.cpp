@@ -45,9 +45,9 @@ void apply_op(Op op, Register type, const void* const* args, void* out, int64_t 
   const bool bad = (op == Op::Round && !(immediate >= 0 && immediate < sfu::kCardFormats)) ||
                    ((op == Op::Cast || op == Op::Bits) && !(immediate >= 0 && immediate < 4));
   if (loop == nullptr || bad) {
-    throw std::invalid_argument(std::string("apply_op: ") + info.name + " does not exist for type " +
-                                register_letter(type) + " and immediate " +
-                                std::to_string(immediate));
+    throw std::invalid_argument(std::string("apply_op: ") + info.name +
+                                " does not exist for type " + register_letter(type) +
+                                " and immediate " + std::to_string(immediate));
   }
   const FloatControl control;
   const Register result = info.result == 'T'   ? type

@@ -74,13 +74,14 @@ template <TieRule tie>
 void encode_dl16_by(const void* from, void* to, int64_t n) {
   encode16(from, to, n, [](F x) { return dl16_code<tie>(x); });
 }
-void encode_dl16(const void* from, void* to, int64_t n, const sfu::Context& context) {
-  OPENSPYRE_FOR_TIE(context.tie, encode_dl16_by, from, to, n)
-}
+void encode_dl16(const void* from, void* to, int64_t n, const sfu::Context& context){
+    OPENSPYRE_FOR_TIE(context.tie, encode_dl16_by, from, to, n)}
 
 // --- IEEE half, bfloat16, float32
 
-OPENSPYRE_STEP F one_nan(F x) { return select(x != x, splat(__builtin_nanf("")), x); }
+OPENSPYRE_STEP F one_nan(F x) {
+  return select(x != x, splat(__builtin_nanf("")), x);
+}
 
 OPENSPYRE_STEP F half_value(Codes16 codes) {
 #if OPENSPYRE_VECTOR_BYTES == 64

@@ -13,10 +13,10 @@
 
 namespace openspyre::machine::sfu {
 
-inline constexpr int kRegisters = 4;    // Register's values
+inline constexpr int kRegisters = 4;     // Register's values
 inline constexpr int kCardFormats = 11;  // formats with a register; they come first in Format
-inline constexpr int kSimple = 6;       // Combine's Sum .. All, which combine single values
-inline constexpr int64_t kPad = 16;     // arrays are padded to a multiple of this many elements
+inline constexpr int kSimple = 6;        // Combine's Sum .. All, which combine single values
+inline constexpr int64_t kPad = 16;      // arrays are padded to a multiple of this many elements
 
 struct Context {
   int64_t immediate;  // of the node

@@ -2,8 +2,9 @@
 //
 // Private to the three sfu_<isa>.cpp. These lines are the law of the functions' bits, for every
 // executor: only + - * / sqrt, comparisons and integer operations, in the written order. Errors
-// (largest, in units of the last place of float32, from dense sweeps in tests/test_sfu_functions.py)
-// stand at each. Coefficients: sfu_fit.py. The rarer functions are in sfu_math_wide.h.
+// (largest, in units of the last place of float32, from dense sweeps in
+// tests/test_sfu_functions.py) stand at each. Coefficients: sfu_fit.py. The rarer functions are in
+// sfu_math_wide.h.
 #pragma once
 
 #include "machine/kernels/vector.h"
@@ -48,9 +49,9 @@ OPENSPYRE_STEP F sign(F x) {
 OPENSPYRE_STEP F maximum(F a, F b) { return select((b > a) | (b != b), b, a); }
 OPENSPYRE_STEP F minimum(F a, F b) { return select((b < a) | (b != b), b, a); }
 OPENSPYRE_STEP F relu(F x) { return select(x < 0.0f, F{}, x); }
-OPENSPYRE_STEP F reciprocal(F x) { return 1.0f / x; }    // 0.5 ulp
-OPENSPYRE_STEP F rsqrt(F x) { return 1.0f / sqrt(x); }   // 1 ulp: two roundings
-OPENSPYRE_STEP F copysign(F x, F from) {                 // NaN counts as positive
+OPENSPYRE_STEP F reciprocal(F x) { return 1.0f / x; }   // 0.5 ulp
+OPENSPYRE_STEP F rsqrt(F x) { return 1.0f / sqrt(x); }  // 1 ulp: two roundings
+OPENSPYRE_STEP F copysign(F x, F from) {                // NaN counts as positive
   return with_sign(abs(x), select(from != from, F{}, from));
 }
 
@@ -72,39 +73,48 @@ struct Scaled {
   }
 };
 
-OPENSPYRE_STEP F exp_rest(F r) {  // e^r for |r| <= ln 2 / 2
+OPENSPYRE_STEP F exp_rest(F r, F lost) {  // e^(r + lost) for |r| <= ln 2 / 2 and tiny `lost`
   const F rest = polynomial(r, 0.5000000014f, 0.1666666668f, 4.166645681e-2f, 8.333310023e-3f,
                             1.393454194e-3f, 1.989198207e-4f);
-  return 1.0f + (r + r * r * rest);
+  return 1.0f + (r + (r * r * rest + lost));
 }
 
-// e^(x + small), for -105 <= x <= 89 and |small| < 1.
+// e^(x + small), for -105 <= x <= 89 and |small| < 0.1.
 OPENSPYRE_STEP Scaled exp_scaled(F x, F small) {
   const F shifted = x * kLog2e + kMagic;
   const F k = shifted - kMagic;
-  const F r = ((x - k * kLn2High) - k * kLn2Low) + small;
-  return {exp_rest(r), bits(shifted) - bits(splat(kMagic))};
+  const F head = x - k * kLn2High;  // exact
+  const F tail = small - k * kLn2Low;
+  const F r = head + tail;
+  return {exp_rest(r, (head - r) + tail), bits(shifted) - bits(splat(kMagic))};
 }
 OPENSPYRE_STEP Scaled exp_scaled(F x) {
   const F shifted = x * kLog2e + kMagic;
   const F k = shifted - kMagic;
-  const F r = (x - k * kLn2High) - k * kLn2Low;
-  return {exp_rest(r), bits(shifted) - bits(splat(kMagic))};
+  const F head = x - k * kLn2High, tail = k * kLn2Low;
+  const F r = head - tail;
+  return {exp_rest(r, (head - r) - tail), bits(shifted) - bits(splat(kMagic))};
 }
 
-OPENSPYRE_STEP F exp(F x) {
-  return exp_scaled(at_least(at_most(x, 89.0f), -104.0f)).value();
+// n / (1 + z) for 0 <= z <= 1. What 1 + z loses is put back, divided by a rough 1 + z.
+OPENSPYRE_STEP F over_one_and(F n, F z) {
+  const F d = 1.0f + z;
+  const F lost = z - (d - 1.0f);
+  const F q = n / d;
+  return q - at_most(q, 3e38f) * (lost * (0.957f - 0.457f * z));  // infinity stays
 }
+
+OPENSPYRE_STEP F exp(F x) { return exp_scaled(at_least(at_most(x, 89.0f), -104.0f)).value(); }
 
 OPENSPYRE_STEP F sigmoid(F x) {  // 1 / (1 + e^-x) and e^x / (1 + e^x)
   const F z = exp_scaled(at_least(-abs(x), -104.0f)).value();
-  return select(x < 0.0f, z, splat(1.0f)) / (1.0f + z);
+  return over_one_and(select(x < 0.0f, z, splat(1.0f)), z);
 }
 
 OPENSPYRE_STEP F silu(F x) {  // x * sigmoid(x); at -inf the limit, -0
   const F low = at_least(x, -110.0f);
   const Scaled e = exp_scaled(at_least(-abs(x), -110.0f));
-  return select(x < 0.0f, e.times(low), x) / (1.0f + e.value());
+  return over_one_and(select(x < 0.0f, e.times(low), x), e.value());
 }
 
 OPENSPYRE_STEP F tanh(F x) {
@@ -116,19 +126,23 @@ OPENSPYRE_STEP F tanh(F x) {
   return select(a < 0.625f, near, with_sign(1.0f - 2.0f / (e + 1.0f), x));
 }
 
-// --- GELU: x * Phi(x), Phi the normal distribution. With z = |x| and Q(z) = 1 - Phi(z) it is
-// max(x, 0) - z * Q(z), where Q(z) = e^(-z^2 / 2) * erfcx(z / sqrt 2) / 2. At -inf the limit, -0.
+// --- GELU: x * Phi(x), Phi the normal distribution: for small x by the series of Phi, else
+// max(x, 0) - z * (1 - Phi(z)) with z = |x| and 1 - Phi(z) = e^(-z^2 / 2) * erfcx(z / sqrt 2) / 2.
+// At -inf the limit, -0.
 OPENSPYRE_STEP F gelu(F x) {
-  const F z = at_most(abs(x), 14.5f);
+  const F z = at_most(abs(x), 14.5f), square = z * z;
+  const F series = polynomial(square, 0.3989422799f, -6.649032722e-2f, 9.972708268e-3f,
+                              -1.182535892e-3f, 1.042779776e-4f);
+  const F near = x * (0.5f + x * series);
   // z^2 exactly enough: the upper 12 bits' square is exact, and the rest is small.
   const F head = as_float(bits(z) & ~0xFFF);
   const Scaled e = exp_scaled(-0.5f * (head * head), -0.5f * ((z - head) * (z + head)));
-  const F t = (z - 3.5f) / (z + 3.5f);
-  const F tail = polynomial(t, 0.1063451536f, -0.1871396986f, 0.1258552517f, -6.163942981e-2f,
-                            1.906564817e-2f, -1.561366485e-3f, -1.381660492e-3f, 3.898568718e-4f,
-                            1.340213213e-4f, -5.164432483e-5f, -2.069688827e-5f);
-  const F missing = e.times(z * tail);
-  return select(x >= 0.0f, x, splat(-0.0f)) - missing;
+  const F t = (z - 1.5f) / (z + 1.5f);
+  const F tail = polynomial(t, 0.3086710011f, 0.211121234f, -0.1262975924f, -1.979801939e-2f,
+                            1.777126884e-2f, 1.078681857e-2f, 7.627592402e-4f, -2.34713729e-3f,
+                            -2.011079231e-3f, -1.02574635e-3f, 1.313636679e-3f);
+  const F far = select(x >= 0.0f, x, splat(-0.0f)) - e.times(tail);
+  return select(z < 0.7f, near, far);
 }
 
 // x * sigmoid(w), w = sqrt(8 / pi) * (x + 0.044715 x^3): torch's tanh form. w in float64, because
@@ -139,12 +153,13 @@ OPENSPYRE_STEP F gelu_tanh(F x) {
   D k[2], r[2];
   for (int i = 0; i < 2; ++i) {
     const D v = i ? wide.high : wide.low;
-    const D w = v * (-1.59576912160573071 + v * v * -0.0713548162726009) ;
+    const D w = v * (-1.59576912160573071 + v * v * -0.0713548162726009);
     k[i] = (w * kLog2eD + kMagicD) - kMagicD;
     r[i] = w - k[i] * kLn2D;
   }
-  const Scaled e = {exp_rest(narrow(r[0], r[1])), __builtin_convertvector(narrow(k[0], k[1]), I)};
-  return select(x < 0.0f, e.times(-a), x) / (1.0f + e.value());
+  const Scaled e = {exp_rest(narrow(r[0], r[1]), F{}),
+                    __builtin_convertvector(narrow(k[0], k[1]), I)};
+  return over_one_and(select(x < 0.0f, e.times(-a), x), e.value());
 }
 
 }  // namespace

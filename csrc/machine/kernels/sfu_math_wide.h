@@ -20,14 +20,14 @@ OPENSPYRE_STEP F odd(F result, F x) { return with_sign(abs(result), x); }
 // --- the building blocks in float64
 
 struct ScaledD {
-  D rest;  // e^r - 1
+  D rest;   // e^r - 1
   D power;  // 2^k
 };
 OPENSPYRE_STEP D exp_restd(D r) {  // e^r - 1 for |r| <= ln 2 / 2
-  return r + r * r * polynomial(r, 0.5, 0.166666666666467806, 4.16666666666500959e-2,
-                                8.33333335497192033e-3, 1.38888889069182344e-3,
-                                1.98412062747479545e-4, 2.48015343387852264e-5,
-                                2.76264660652889828e-6, 2.76149330216984298e-7);
+  return r + r * r *
+                 polynomial(r, 0.5, 0.166666666666467806, 4.16666666666500959e-2,
+                            8.33333335497192033e-3, 1.38888889069182344e-3, 1.98412062747479545e-4,
+                            2.48015343387852264e-5, 2.76264660652889828e-6, 2.76149330216984298e-7);
 }
 OPENSPYRE_STEP ScaledD exp_parts(D x) {  // |x| <= 700
   const D shifted = x * kLog2eD + kMagicD;
@@ -80,19 +80,19 @@ OPENSPYRE_STEP D atand(D v) {  // v >= 0
   const D lower = select(beyond, v, select(middle, v + 1.0, splat(1.0)));
   const D base = select(beyond, splat(kHalfPi), select(middle, splat(kHalfPi / 2), D{}));
   const D t = upper / lower, q = t * t;
-  const D rest = polynomial(q, -0.333333333333309177, 0.199999999977178763, -0.142857139294316231,
-                            0.111110896009118432, -9.09025475182137215e-2, 7.68102909059972614e-2,
-                            -6.55078819359091634e-2, 5.16837854678745614e-2,
-                            -2.72258091770572381e-2);
+  const D rest =
+      polynomial(q, -0.333333333333309177, 0.199999999977178763, -0.142857139294316231,
+                 0.111110896009118432, -9.09025475182137215e-2, 7.68102909059972614e-2,
+                 -6.55078819359091634e-2, 5.16837854678745614e-2, -2.72258091770572381e-2);
   return base + (t + t * q * rest);
 }
 OPENSPYRE_STEP D asin_near(D x) {  // |x| <= 1/2
   const D q = x * x;
-  return x + x * q * polynomial(q, 0.166666666666621606, 7.50000000359942162e-2,
-                                4.4642852420329453e-2, 3.03821835715368016e-2,
-                                2.23660480917394488e-2, 1.7441719105459923e-2,
-                                1.31862828715330533e-2, 1.56825856920467118e-2,
-                                -2.95554790900039437e-3, 2.79219120477876212e-2);
+  return x + x * q *
+                 polynomial(q, 0.166666666666621606, 7.50000000359942162e-2, 4.4642852420329453e-2,
+                            3.03821835715368016e-2, 2.23660480917394488e-2, 1.7441719105459923e-2,
+                            1.31862828715330533e-2, 1.56825856920467118e-2, -2.95554790900039437e-3,
+                            2.79219120477876212e-2);
 }
 OPENSPYRE_STEP D erf_near(D x) {  // |x| <= 1
   return x * polynomial(x * x, 1.12837916709549382, -0.376126389028086136, 0.112837916585487128,
@@ -141,9 +141,8 @@ OPENSPYRE_STEP F log1p(F x) {
 
 // x^y with the edges of C. The logarithm's error, times |y log x| <= 104, is below 1e-12.
 OPENSPYRE_STEP F pow(F x, F y) {
-  const F size = in_double(abs(x), y, [](D a, D b) {
-    return expd(at_least(at_most(b * logd(a), 200.0), -200.0));
-  });
+  const F size = in_double(
+      abs(x), y, [](D a, D b) { return expd(at_least(at_most(b * logd(a), 200.0), -200.0)); });
   const I whole_y = trunc(y) == y;  // infinities too
   const F halved = y * 0.5f;
   const I odd_y = whole_y & (trunc(halved) != halved) & (abs(y) < 16777216.0f);
@@ -187,13 +186,12 @@ OPENSPYRE_STEP F erfinv(F x) {
   const F a = abs(x);
   const F result = in_double(a, [](D v) {
     const D w = -logd((1.0 - v) * (1.0 + v));
-    const D near = polynomial(w, 0.88622692530993267, 0.232013675884298562, 1.15492397515696352e-2,
-                              -2.33465753077200351e-3, -1.29056646043344495e-4,
-                              4.80050438545151126e-5, 7.72946956303824553e-7,
-                              -2.54514290619655315e-7, -3.5632990583882895e-7,
-                              1.15271712720368176e-7, -1.69239024470862133e-8,
-                              1.40325847241321568e-9, -6.42214576169602565e-11,
-                              1.27328687137463671e-12);
+    const D near =
+        polynomial(w, 0.88622692530993267, 0.232013675884298562, 1.15492397515696352e-2,
+                   -2.33465753077200351e-3, -1.29056646043344495e-4, 4.80050438545151126e-5,
+                   7.72946956303824553e-7, -2.54514290619655315e-7, -3.5632990583882895e-7,
+                   1.15271712720368176e-7, -1.69239024470862133e-8, 1.40325847241321568e-9,
+                   -6.42214576169602565e-11, 1.27328687137463671e-12);
     const D root = sqrt(w);
     const D far = polynomial(root, 2.29154234538998143e-4, 3.74744040929799421,
                              -6.01101688699187234, 5.5479807231612192, -2.91903265148663626,
@@ -236,7 +234,8 @@ struct Angle {
 
 OPENSPYRE_STEP Angle reduce(F x) {
   // Cody and Waite: k * the first two parts of pi/2, of 29 bits each, is exact for k < 2^24.
-  constexpr double kFirst = 0x1.921fb54p+0, kSecond = 0x1.10b4611p-30, kThird = 0x1.4c4c6628b80dcp-59;
+  constexpr double kFirst = 0x1.921fb54p+0, kSecond = 0x1.10b4611p-30,
+                   kThird = 0x1.4c4c6628b80dcp-59;
   const Pair wide = widen(x);
   Angle angle;
   D k[2];
@@ -261,16 +260,17 @@ OPENSPYRE_STEP Angle reduce(F x) {
 }
 OPENSPYRE_STEP D sin_near(D r) {
   const D q = r * r;
-  return r + r * q * polynomial(q, -0.166666666666666644, 8.33333333333069934e-3,
-                                -1.98412698363854345e-4, 2.75573159109390015e-6,
-                                -2.50510923084313127e-8, 1.59153091830577249e-10);
+  return r + r * q *
+                 polynomial(q, -0.166666666666666644, 8.33333333333069934e-3,
+                            -1.98412698363854345e-4, 2.75573159109390015e-6,
+                            -2.50510923084313127e-8, 1.59153091830577249e-10);
 }
 OPENSPYRE_STEP D cos_near(D r) {
   const D q = r * r;
-  return (1.0 - 0.5 * q) +
-         q * q * polynomial(q, 4.16666666666666652e-2, -1.38888888888872414e-3,
-                            2.4801587298532259e-5, -2.7557317151858863e-7, 2.08761215346082091e-9,
-                            -1.13808681714356705e-11);
+  return (1.0 - 0.5 * q) + q * q *
+                               polynomial(q, 4.16666666666666652e-2, -1.38888888888872414e-3,
+                                          2.4801587298532259e-5, -2.7557317151858863e-7,
+                                          2.08761215346082091e-9, -1.13808681714356705e-11);
 }
 // sin(x + turn * pi/2)
 OPENSPYRE_STEP F sine(F x, int32_t turn) {

@@ -308,7 +308,8 @@ void round_to(void* out, const void* const* in, int64_t n, const Context& contex
 }
 OPENSPYRE_STEP I bits_of(F x) { return select(x != x, splat(0x7FC00000), bits(x)); }
 void bits_f(void* out, const void* const* in, int64_t n, const Context& context) {
-  if (Register(context.immediate) == Register::I32) return unary<F, I, bits_of>(out, in, n, context);
+  if (Register(context.immediate) == Register::I32)
+    return unary<F, I, bits_of>(out, in, n, context);
   __builtin_memcpy(out, in[0], size_t(n) * 4);
 }
 void bits_i(void* out, const void* const* in, int64_t n, const Context&) {
@@ -345,9 +346,7 @@ void philox(void* out, const void* const* in, int64_t n, const Context& context)
     store(static_cast<int32_t*>(out) + i, word);
   }
 }
-OPENSPYRE_STEP F unit(I word) {
-  return __builtin_convertvector((I)((U)word >> 8), F) * 0x1p-24f;
-}
+OPENSPYRE_STEP F unit(I word) { return __builtin_convertvector((I)((U)word >> 8), F) * 0x1p-24f; }
 
 // --- the table
 
@@ -366,7 +365,7 @@ OPENSPYRE_STEP F unit(I word) {
 #define OPENSPYRE_EACH(name, function)                                \
   t.op[int(Op::name)][1] = scalar_binary<int32_t, function<int32_t>>; \
   t.op[int(Op::name)][2] = scalar_binary<int64_t, function<int64_t>>
-#define OPENSPYRE_COMPARE(name)                           \
+#define OPENSPYRE_COMPARE(name)                      \
   t.op[int(Op::name)][0] = compare_f<Compare::name>; \
   t.op[int(Op::name)][1] = compare_i<Compare::name>; \
   t.op[int(Op::name)][2] = compare_l<Compare::name>; \

@@ -50,8 +50,12 @@ void Plan::build(const Isa& isa, const ComputeTask& task, int64_t group) {
       last_use_[size_t(i)] = count;
       continue;
     }
-    Step step{isa.op[int(node.op)][int(node.type)], node.op,       slot, {-1, -1, -1},
-              node.arity,                           node.immediate};
+    Step step{isa.op[int(node.op)][int(node.type)],
+              node.op,
+              slot,
+              {-1, -1, -1},
+              node.arity,
+              node.immediate};
     for (int a = 0; a < node.arity; ++a) {
       const size_t arg = size_t(node.args[a]);
       step.in[a] = slot_of_[arg];

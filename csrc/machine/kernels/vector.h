@@ -1,4 +1,5 @@
-// Vectors of one instruction set, as GCC vector extensions: the words the SFU's source is written in.
+// Vectors of one instruction set, as GCC vector extensions: the words the SFU's source is written
+// in.
 //
 // Private to sfu_portable.cpp, sfu_avx2.cpp and sfu_avx512.cpp, which define OPENSPYRE_VECTOR_BYTES
 // (16, 32 or 64) and include this first. Everything is in an unnamed namespace: no copy compiled
@@ -173,7 +174,7 @@ OPENSPYRE_STEP F in_double(F x, F y, Function function) {
 
 // To the nearest integer, halves to even, for |x| <= 2^22 (2^51): as a float, and its bits' low
 // part as an integer. The magic number makes the last fraction bit a unit.
-constexpr float kMagic = 12582912.0f;          // 1.5 * 2^23
+constexpr float kMagic = 12582912.0f;           // 1.5 * 2^23
 constexpr double kMagicD = 6755399441055744.0;  // 1.5 * 2^52
 
 // c[0] + c[1] x + ..: Horner, each step a product and a sum.
