@@ -66,43 +66,48 @@ def every(program: Program) -> Iterator[Mutation]:
     """All mutations of a program."""
     yield from _declarations(program)
     for unit, queue in program.queues.items():
-        for path, instruction in _walk(queue, ()):
+        for path, instruction in walk(queue, ()):
             for kind, detail, change in _changes(program, instruction):
-                changed = _edit(queue, path, change)
+                changed = edit(queue, path, change)
                 at = ".".join(map(str, path))
                 yield Mutation(
                     kind,
                     f"{kind} {unit.value}[{at}] {type(instruction).__name__.lower()} {detail}",
-                    _with_queue(program, unit, changed),
+                    with_queue(program, unit, changed),
                 )
         yield from _dropped_cores(program, unit, queue)
 
 
-def _with_queue(program: Program, unit: Unit, queue: tuple[Instruction, ...]) -> Program:
+def with_queue(program: Program, unit: Unit, queue: tuple[Instruction, ...]) -> Program:
+    """The program with another queue of one unit."""
     return replace(program, queues={**program.queues, unit: queue})
 
 
-def _walk(body: tuple[Instruction, ...], path: Path) -> Iterator[tuple[Path, Instruction]]:
+def walk(body: tuple[Instruction, ...], path: Path) -> Iterator[tuple[Path, Instruction]]:
+    """Every instruction of a queue with its path, loops before their bodies."""
     for position, instruction in enumerate(body):
         yield (*path, position), instruction
         if isinstance(instruction, Loop):
-            yield from _walk(instruction.body, (*path, position))
+            yield from walk(instruction.body, (*path, position))
 
 
-def _edit(body: tuple[Instruction, ...], path: Path, change: Change) -> tuple[Instruction, ...]:
+def edit(body: tuple[Instruction, ...], path: Path, change: Change) -> tuple[Instruction, ...]:
+    """A queue with `change` applied at the instruction at `path`."""
     if len(path) == 1:
         return change(body, path[0])
     loop = body[path[0]]
     assert isinstance(loop, Loop)
-    inner = replace(loop, body=_edit(loop.body, path[1:], change))
+    inner = replace(loop, body=edit(loop.body, path[1:], change))
     return (*body[: path[0]], inner, *body[path[0] + 1 :])
 
 
-def _put(new: Instruction) -> Change:
+def put(new: Instruction) -> Change:
+    """Another instruction in its place."""
     return lambda body, at: (*body[:at], new, *body[at + 1 :])
 
 
-def _drop(body: tuple[Instruction, ...], at: int) -> tuple[Instruction, ...]:
+def drop(body: tuple[Instruction, ...], at: int) -> tuple[Instruction, ...]:
+    """Without the instruction."""
     return (*body[:at], *body[at + 1 :])
 
 
@@ -180,7 +185,7 @@ def _dropped_cores(
     yield Mutation(
         "drop core",
         f"drop core {core} of queue {unit.value}",
-        _with_queue(program, unit, (Loop(None, runs, queue),)),
+        with_queue(program, unit, (Loop(None, runs, queue),)),
     )
 
 
@@ -191,27 +196,27 @@ def _changes(program: Program, old: Instruction) -> Iterator[tuple[str, str, Cha
     """(kind, detail, change) of one instruction."""
     if isinstance(old, Wait | Signal):
         name = type(old).__name__.lower()
-        yield f"drop {name}", "", _drop
+        yield f"drop {name}", "", drop
         yield f"double {name}", "", _double
         for by in (-2, -1, 1, 2):
             yield f"move {name}", f"by {by}", _move(by)
-        yield f"{name} count", "+1", _put(replace(old, count=old.count + 1))
+        yield f"{name} count", "+1", put(replace(old, count=old.count + 1))
         count = next(token.count for token in program.tokens if token.name == old.token)
         if count > 1:
-            yield f"{name} slot", "", _put(replace(old, index=(old.index + 1) % count))
+            yield f"{name} slot", "", put(replace(old, index=(old.index + 1) % count))
         for token in program.tokens:
             if token.name != old.token:
-                yield f"{name} token", token.name, _put(replace(old, token=token.name))
+                yield f"{name} token", token.name, put(replace(old, token=token.name))
         if isinstance(old, Signal) and old.core is not None:
             other = (old.core + 1) % program.cores
-            yield "signal core", "", _put(replace(old, core=other))
+            yield "signal core", "", put(replace(old, core=other))
         return
-    yield "drop instruction", "", _drop
+    yield "drop instruction", "", drop
     yield "double instruction", "", _double
     if isinstance(old, Loop):
         for by in (-1, 1):
-            yield "loop count", f"{by:+}", _put(replace(old, count=old.count + by))
-        yield "loop count", "0", _put(replace(old, count=Const(0)))
+            yield "loop count", f"{by:+}", put(replace(old, count=old.count + by))
+        yield "loop count", "0", put(replace(old, count=Const(0)))
         return
     for by in (-1, 1):
         yield "move instruction", f"by {by}", _move(by)
@@ -220,27 +225,27 @@ def _changes(program: Program, old: Instruction) -> Iterator[tuple[str, str, Cha
             yield (
                 "extent",
                 f"{label.name} {detail}",
-                _put(replace(old, over=_swapped(old.over, at, new))),
+                put(replace(old, over=_swapped(old.over, at, new))),
             )
     yield from _tiles(program, old)
     if isinstance(old, Load) and old.multicast:
         for digit in old.multicast:
             rest = tuple(name for name in old.multicast if name != digit)
-            yield "multicast", f"without {digit}", _put(replace(old, multicast=rest))
+            yield "multicast", f"without {digit}", put(replace(old, multicast=rest))
     if isinstance(old, Load):
         for digit in (d.name for d in program.grid):
             if digit not in old.multicast:
                 more = (*old.multicast, digit)
-                yield "multicast", f"and {digit}", _put(replace(old, multicast=more))
+                yield "multicast", f"and {digit}", put(replace(old, multicast=more))
     if isinstance(old, Ring):
-        yield "ring core", "+1", _put(replace(old, core=(old.core + 1) % program.cores))
+        yield "ring core", "+1", put(replace(old, core=(old.core + 1) % program.cores))
         for by in (-1, 1):
-            yield "ring count", f"{by:+}", _put(replace(old, count=old.count + by))
+            yield "ring count", f"{by:+}", put(replace(old, count=old.count + by))
     if isinstance(old, Compute):
         flipped = equal(old.accumulate, 0)
-        yield "accumulate", "flipped", _put(replace(old, accumulate=flipped))
-        yield "accumulate", "never", _put(replace(old, accumulate=Const(0)))
-        yield "accumulate", "always", _put(replace(old, accumulate=Const(1)))
+        yield "accumulate", "flipped", put(replace(old, accumulate=flipped))
+        yield "accumulate", "never", put(replace(old, accumulate=Const(0)))
+        yield "accumulate", "always", put(replace(old, accumulate=Const(1)))
 
 
 def _labels(label: Label) -> Iterator[tuple[str, Label]]:
@@ -259,12 +264,12 @@ def _tiles(
     for number, access in enumerate(every_tile):
         for kind, detail, new in _one_tile(program, access):
             tiles = [*every_tile[:number], new, *every_tile[number + 1 :]]
-            yield kind, f"tile {number} {detail}", _put(_with_tiles(old, tiles))
+            yield kind, f"tile {number} {detail}", put(_with_tiles(old, tiles))
     # Two inputs exchanged.
     if isinstance(old, Compute) and len(old.inputs) > 1:
         tiles = [every_tile[1], every_tile[0], *every_tile[2:]]
         if tiles[0].format is tiles[1].format and old.body is None:
-            yield "exchange inputs", "", _put(_with_tiles(old, tiles))
+            yield "exchange inputs", "", put(_with_tiles(old, tiles))
 
 
 def _one_tile(program: Program, access: Access) -> Iterator[tuple[str, str, Access]]:

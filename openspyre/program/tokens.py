@@ -315,9 +315,15 @@ class Interleaving:
         return f"queue {unit.value} of core {thread // len(UNITS)}"
 
     def _check_finished(self) -> None:
-        stuck: list[Task] = [task for task in self._pending if task is not None]
+        # Cores that a multicast misses come first: they are likelier the cause than the waits.
+        stuck: list[Task] = []
         lines = []
-        for task in stuck:
+        for (digits, first), arrived in self._meeting.items():
+            missing = [core for core in self.group(first, digits) if core not in arrived]
+            task = arrived[min(arrived)]
+            stuck.append(task)
+            lines.append(f"{task.where()} waits for cores {missing[:8]} to multicast with it")
+        for task in (task for task in self._pending if task is not None):
             instruction = task.instruction
             assert isinstance(instruction, Wait)
             semaphore, count = self._semaphore(task, instruction, task.core)
@@ -326,15 +332,11 @@ class Interleaving:
                 if semaphore.signaller >= 0
                 else "never signalled"
             )
+            stuck.append(task)
             lines.append(
                 f"{task.where()} waits for {count} of {self._name(instruction, task, task.core)},"
                 f" which has {semaphore.given - semaphore.taken} ({signaller})"
             )
-        for (digits, first), arrived in self._meeting.items():
-            missing = [core for core in self.group(first, digits) if core not in arrived]
-            task = arrived[min(arrived)]
-            stuck.append(task)
-            lines.append(f"{task.where()} waits for cores {missing[:8]} to multicast with it")
         if stuck:
             more = f"; and {len(lines) - 4} more" if len(lines) > 4 else ""
             raise TokenError(

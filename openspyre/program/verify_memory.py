@@ -63,8 +63,8 @@ class Shadow:
                 rule,
                 step.task,
                 f"{what} {spot(at)} of {self.name} while {writer} may be writing there (task"
-                f" {int(self.time[where][at])} of that queue); no token orders the two: WAIT for a"
-                " SIGNAL after the write",
+                f" {int(self.time[where][at])} of that queue); no token orders the two: let"
+                " the later one WAIT for a SIGNAL of the earlier",
             )
 
     def check_after_reads(self, step: Step, where: Where, spot: Spot) -> None:
@@ -77,7 +77,8 @@ class Shadow:
                     5,
                     step.task,
                     f"writes {spot(at)} of {self.name} while {thread_name(thread)} may be reading"
-                    " them; no token orders the two: WAIT for a SIGNAL after the read",
+                    " them; no token orders the two: let the later one WAIT for a SIGNAL of"
+                    " the earlier",
                 )
 
     def check_write(self, step: Step, where: Where, spot: Spot) -> None:
