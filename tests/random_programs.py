@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from program_zoo import Arrays, Case, Rng
@@ -23,7 +23,7 @@ from openspyre.program import ProgramBuilder, Span, Tensor, Tile
 from openspyre.program import body as f
 from openspyre.program.body import BodyFunction, Reg
 from openspyre.program.builder import Boxes, Ref
-from openspyre.program.expr import Expr, Var, equal
+from openspyre.program.expr import Expr, Var, equal, expr
 from openspyre.program.ops import BODY_OPS, Combine, Kind, RegisterType, register_of
 
 DTYPES = (
@@ -62,6 +62,8 @@ def array(rng: Rng, shape: Sequence[int], dtype: str) -> np.ndarray:
     """Host values of a dtype; floats with a special value now and then."""
     if dtype == "bool":
         return rng.integers(0, 2, shape).astype(bool)
+    if dtype == "float64":
+        return rng.standard_normal(shape)
     if dtype in RANGES:
         bits = RANGES[dtype] if chance(rng, 0.5) else min(RANGES[dtype], 5)
         low = 0 if dtype == "uint8" else -(2 ** (bits - 1))
@@ -155,10 +157,16 @@ class Space:
     tiles: dict[str, int]
     unit: int
 
-    def boxes(self, b: ProgramBuilder, whole: Sequence[str] = ()) -> Boxes:
-        """Splits and tiles; labels in `whole` are one tile."""
-        ranges: dict[str, tuple[Span, int] | tuple[int, int] | int] = {}
-        for label, size in self.sizes.items():
+    def boxes(
+        self,
+        b: ProgramBuilder,
+        whole: Sequence[str] = (),
+        symbolic: Mapping[str, Expr] | None = None,
+    ) -> Boxes:
+        """Splits and tiles; labels in `whole` are one tile, those in `symbolic` have that size."""
+        ranges: dict[str, tuple[Span, int] | tuple[Expr, int] | Expr] = {}
+        for label, known in self.sizes.items():
+            size = (symbolic or {}).get(label, expr(known))
             if label in whole:
                 ranges[label] = size
             elif f"at_{label}" in self.grid:
@@ -256,14 +264,36 @@ def pointwise(rng: Rng) -> Case:
     labels = list(space.sizes)
     tensors: list[tuple[Tensor, list[str]]] = []
     shapes = {}
+    symbolic: dict[str, Expr] = {}
+    if chance(rng, 0.2):  # the first dim is known at launch; `out` always has it
+        highest = space.sizes["d0"]
+        symbolic["d0"] = b.dimension("height", len(dtypes), 0, maximum=highest)
+
+    def sizes_of(mine: Sequence[str]) -> list[Expr]:
+        return [symbolic.get(label, expr(space.sizes[label])) for label in mine]
+
+    def part_of(sizes: Sequence[Expr]) -> list[Expr] | None:
+        """Now and then an operand is the corner of a larger tensor."""
+        return [size + number(rng, 0, 70) for size in sizes] if chance(rng, 0.15) else None
+
     for i, dtype in enumerate(dtypes):
         mine = [label for label in labels if not chance(rng, 0.15)]
         shape = tuple(space.sizes[label] for label in mine)
-        x = b.input(f"x{i}", shape, dtype, order=orders(rng, mine, space))
+        sizes = sizes_of(mine)
+        order = orders(rng, mine, space)
+        x = b.input(f"x{i}", sizes, dtype, order=order, within=part_of(sizes))
         tensors.append((x, mine))
         shapes[f"x{i}"] = (shape, dtype)
-    full = tuple(space.sizes.values())
-    out = b.output("out", full, out_dtype, order=orders(rng, labels, space))
+    full = sizes_of(labels)
+    order = orders(rng, labels, space)
+    within = part_of(full)
+    if within is not None:  # what follows the last element in its stick must not be overwritten
+        stick = (order or tuple(range(len(full))))[-1]
+        within = [
+            size if dim == stick else w
+            for dim, (w, size) in enumerate(zip(within, full, strict=True))
+        ]
+    out = b.output("out", full, out_dtype, order=order, within=within)
     streams = [
         b.stream(f"{x.name}s", x, space.tile(mine), slots=number(rng, 1, 3)) for x, mine in tensors
     ]
@@ -275,7 +305,7 @@ def pointwise(rng: Rng) -> Case:
             value = b.value("middle", full, format=format)
             on = next(i for i, label in enumerate(labels) if space.sizes[label] > 8)
             middle = b.lx("middle_lx", value, space.tile(labels), stick=on)
-    boxes = space.boxes(b)
+    boxes = space.boxes(b, symbolic=symbolic)
 
     if tensors:
         with b.queue("load"), boxes() as (over, turn):
@@ -295,7 +325,9 @@ def pointwise(rng: Rng) -> Case:
         b.map(over, target[tuple(labels)], body, *sources)
     with b.queue("store"), boxes() as (over, turn), outs.use(turn) as t:
         b.store(over, t[tuple(labels)], out[tuple(labels)])
-    return finish(b, shapes)
+    case = finish(b, shapes)
+    given = {"height": space.sizes["d0"]} if symbolic else {}
+    return replace(case, symbols={**case.symbols, **given})
 
 
 def in_place(rng: Rng) -> Case:
@@ -535,7 +567,8 @@ def indexed(rng: Rng) -> Case:
     cores, tile = number(rng, 1, 4), number(rng, 1, 4)
     mode = Mode.DL16 if chance(rng, 0.7) else Mode.IEEE
     if how == 0:
-        dtype, index_dtype = pick(rng, DTYPES), pick(rng, ["int32", "int64"])
+        # A row may be moved whatever it is: float64 is a host format.
+        dtype, index_dtype = pick(rng, [*DTYPES, "float64"]), pick(rng, ["int32", "int64"])
         program = indexing.embedding(many, n, m, dtype=dtype, index_dtype=index_dtype, cores=cores,
                                      tile_rows=32 * number(rng, 1, 2), mode=mode)  # fmt: skip
         return Case(
@@ -609,7 +642,7 @@ def ordered(rng: Rng) -> Case:
 
 
 def ring_of_tiles(rng: Rng) -> Case:
-    """RING: every core takes a neighbour's tile, or all tiles, or the sum of all."""
+    """RING: every core takes a neighbour's tile, or all tiles, or all combined."""
     cores, height = number(rng, 1, 6), number(rng, 1, 4)
     wide = number(rng, 1, 130)
     dtype = pick(rng, ["float16", "float32", "int32", "int64", "bool"])
@@ -619,6 +652,10 @@ def ring_of_tiles(rng: Rng) -> Case:
     high = cores * height
     x = b.input("x", (high, wide), dtype)
     how = number(rng, 0, 2)
+    combines = [Combine.SUM, Combine.PROD, Combine.MAX, Combine.MIN]
+    if exact is Format.IEEE_INT32:
+        combines += [Combine.ANY, Combine.ALL]
+    combine = combines[number(rng, 0, len(combines) - 1)]
     out_shape = (height, wide) if how == 2 else (high, wide)
     y = b.output("y", out_shape, dtype)
     kept = b.value("kept", (height, wide) if how == 2 else (high, wide),
@@ -643,12 +680,13 @@ def ring_of_tiles(rng: Rng) -> Case:
     with b.queue("load"), x_in.fill() as t:
         b.load({"r": own, "c": wide}, x["r", "c"], t["r", "c"])
     with b.queue("sfu"):
-        body = random_body(rng, [letter], ["c"], scalars, 4)
+        truth = how == 2 and combine in (Combine.ANY, Combine.ALL)
+        body = random_body(rng, ["b" if truth else letter], ["c"], scalars, 4)
         with x_in.use() as t:
-            if how == 2:  # parts of one sum: reduced over the core's number
+            if how == 2:  # parts of one result: reduced over the core's number
                 b.reduce(
                     {"p": (Var("me"), 1), "r": height, "c": wide},
-                    Combine.SUM,
+                    combine,
                     mine["r", "c"],
                     body,
                     t.of(x)[("r", Var("me") * height), "c"],
@@ -693,12 +731,12 @@ def ring_of_tiles(rng: Rng) -> Case:
                 core=source,
                 count=cores,
                 variable="from_core",
-                combine=Combine.SUM,
+                combine=combine,
             )
         b.signal(there)
         everyone(pulled, True)
     with b.queue("store"), outs.use() as t:
-        if how == 2:  # all cores have the sum, one stores it
+        if how == 2:  # all cores have the result, one stores it
             with b.when(_is_zero("me")):
                 b.store({"r": height, "c": wide}, t["r", "c"], y["r", "c"])
         else:
