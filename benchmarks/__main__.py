@@ -23,6 +23,7 @@ SUBJECTS = {
     "fallback": "fallback",
     "streams": "streams",
     "copies": "copies",
+    "programs": "programs",
 }
 
 
