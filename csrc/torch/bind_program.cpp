@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
+#include "machine/kernels/kernels.h"
 #include "machine/program/execute.h"
-#include "machine/program/kernels_pending.h"
 #include "machine/program/op_table.h"
 #include "torch/bind.h"
 

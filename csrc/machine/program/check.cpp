@@ -1,7 +1,7 @@
 // Arities, places, formats and types of instructions and bodies. See check.h.
 #include "machine/program/check.h"
 
-#include "machine/program/kernels_pending.h"
+#include "machine/kernels/kernels.h"
 #include "machine/program/op_table.h"
 
 namespace openspyre::machine {

@@ -73,6 +73,12 @@ LaunchFault Core::located(const Queue& queue, LaunchFault::Kind kind,
   return LaunchFault(kind, place(queue) + ": " + text);
 }
 
+ExecutionCounts Core::counts() const {
+  ExecutionCounts counts = counts_;
+  counts.bytes_copied += lazy_.copied();  // which others may have had done after this core ended
+  return counts;
+}
+
 std::string Core::waits() const {
   std::string out;
   for (const Queue& queue : queues_) {
@@ -138,7 +144,6 @@ Core::Status Core::run() {
     other = std::current_exception();
   }
   if (fault || other) return Status::Failed;
-  if (done_) counts_.bytes_copied += lazy_.copied();
   return done_ ? Status::Done : Status::Blocked;
 }
 

@@ -12,9 +12,9 @@
 #include <string>
 #include <vector>
 
+#include "machine/kernels/kernels.h"
 #include "machine/program/evaluate.h"
 #include "machine/program/execute.h"
-#include "machine/program/kernels_pending.h"
 #include "machine/program/lazy.h"
 
 namespace openspyre::machine {
@@ -47,8 +47,8 @@ class Core {
 
   int64_t number() const { return number_; }
   bool done() const { return done_; }
-  std::string waits() const;  // the queues that wait and what for, for the deadlock's message
-  const ExecutionCounts& counts() const { return counts_; }
+  std::string waits() const;       // the queues that wait and what for, for the deadlock's message
+  ExecutionCounts counts() const;  // when no core runs any more that may read this one's LX
   std::optional<LaunchFault> fault;
   std::exception_ptr other;  // an exception that is not a fault of the program (no memory)
 

@@ -85,20 +85,22 @@ class Lx {
 
 class Outcome {
  public:
-  void add(Core& core, Core::Status status, Shared& shared) {
+  void add(const Core& core) {
+    const ExecutionCounts counts = core.counts();
     std::lock_guard lock(mutex_);
-    const ExecutionCounts& counts = core.counts();
     total_.tasks += counts.tasks;
     total_.bytes_read += counts.bytes_read;
     total_.bytes_written += counts.bytes_written;
     total_.bytes_copied += counts.bytes_copied;
-    if (status == Core::Status::Failed) {
-      record(core.number(), core.fault ? std::make_exception_ptr(*core.fault) : core.other, shared);
-    }
+  }
+
+  void failed(const Core& core, Shared& shared) {
+    record(core.number(), core.fault ? std::make_exception_ptr(*core.fault) : core.other, shared);
   }
 
   // Of several failures the one of the lowest core is told, whatever the threads did.
   void record(int64_t core, std::exception_ptr error, Shared& shared) {
+    std::lock_guard lock(mutex_);
     if (error_ && core >= core_) return;
     core_ = core;
     error_ = std::move(error);
@@ -143,7 +145,8 @@ void run_apart(Shared& shared, int64_t threads, Outcome& outcome) {
                            "deadlock on core " + std::to_string(number) + ": " + core.waits());
         status = Core::Status::Failed;
       }
-      outcome.add(core, status, shared);
+      if (status == Core::Status::Failed) outcome.failed(core, shared);
+      outcome.add(core);
     }
   });
 }
@@ -191,7 +194,7 @@ class Scheduler {
         }
       } else {
         states_[at] = State::Ended;
-        outcome_.add(*cores_[at], status, shared_);
+        if (status == Core::Status::Failed) outcome_.failed(*cores_[at], shared_);
         failed_ = failed_ || status != Core::Status::Done;
       }
       if (running_ == 0 || failed_) change_.notify_all();
@@ -201,6 +204,7 @@ class Scheduler {
   // After all workers are back: cores that still wait will wait for ever.
   void finish() {
     if (failed_) return;
+    for (const auto& core : cores_) outcome_.add(*core);
     std::string stuck;
     int64_t first = -1;
     constexpr int kNamed = 4;
