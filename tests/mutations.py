@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import TypeAlias, TypeVar
 
 from openspyre.program.concrete import accesses
@@ -320,3 +320,48 @@ def _with_tiles(old: Load | Store | Ring | Compute, tiles: list[Access]) -> Inst
         scatter = replace(old.scatter, index=tiles[1])
         return replace(old, source=source, target=target, scatter=scatter)
     return replace(old, source=source, target=target)
+
+
+# --- hostile numbers
+
+EXTREMES = (
+    0, 1, -1, 3, 127, 129, 1 << 20, -(1 << 31), 1 << 40, 1 << 62, (1 << 63) - 1, -(1 << 63),
+    1 << 64,
+)  # fmt: skip
+
+
+def with_hostile_number(program: Program, seed: int) -> Program:
+    """The program with one number of it, anywhere, replaced by an extreme one."""
+    rng = random.Random(seed)
+    places: list[tuple[object, ...]] = []
+    _numbers(program, (), places)
+    new = _replaced(program, rng.choice(places), rng.choice(EXTREMES))
+    assert isinstance(new, Program)
+    return new
+
+
+def _numbers(item: object, path: tuple[object, ...], out: list[tuple[object, ...]]) -> None:
+    if isinstance(item, int) and not isinstance(item, bool):
+        out.append(path)
+    elif isinstance(item, tuple):
+        for position, part in enumerate(item):
+            _numbers(part, (*path, position), out)
+    elif isinstance(item, dict):
+        for key, part in item.items():
+            _numbers(part, (*path, key), out)
+    elif is_dataclass(item):
+        for field in fields(item):
+            _numbers(getattr(item, field.name), (*path, field.name), out)
+
+
+def _replaced(item: object, path: tuple[object, ...], value: int) -> object:
+    if not path:
+        return value
+    key, rest = path[0], path[1:]
+    if isinstance(item, tuple):
+        assert isinstance(key, int)
+        return (*item[:key], _replaced(item[key], rest, value), *item[key + 1 :])
+    if isinstance(item, dict):
+        return {**item, key: _replaced(item[key], rest, value)}
+    assert is_dataclass(item) and not isinstance(item, type) and isinstance(key, str)
+    return replace(item, **{key: _replaced(getattr(item, key), rest, value)})

@@ -957,3 +957,15 @@ def test_buffer_names_and_bytes_are_in_the_messages() -> None:
     assert error.place.startswith("load[")
     assert "core 0" in error.place
     assert "shrink the tile" in error.reason
+
+
+@pytest.mark.parametrize("name", sorted(ZOO))
+def test_hostile_numbers_give_a_verify_error_and_nothing_else(name: str) -> None:
+    """One number of the program made extreme: an error with a rule, or a program still valid."""
+    program = ZOO[name]().program
+    for seed in range(30):
+        broken = mutations.with_hostile_number(program, seed)
+        try:
+            verify(broken, limit=200_000)
+        except VerifyError as error:
+            assert error.rule in range(1, 10)

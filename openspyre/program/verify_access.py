@@ -89,7 +89,7 @@ class AccessRules:
                     f" of dim {dim}, which has {length}",
                 )
         for position, (size, stride) in enumerate(zip(tile.sizes, tile.strides, strict=True)):
-            if stride % STICK_BYTES and tile.counts[position] > 1:
+            if stride % STICK_BYTES:
                 raise VerifyError(
                     2,
                     task,
