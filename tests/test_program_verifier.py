@@ -522,6 +522,18 @@ def test_rule_4_operands_come_from_load_and_nothing_comes_from_itself() -> None:
     refused(edited(tiled(), Unit.SFU, Compute, onto_x), 4, "only LOAD brings")
 
 
+def test_rule_4_sorted_runs_of_a_value_do_not_overlap() -> None:
+    """A run one longer changes what the elements of the run are, and the next run hides it."""
+
+    def longer(i: Compute) -> Compute:
+        label = i.over[1]
+        return dataclasses.replace(
+            i, over=(i.over[0], dataclasses.replace(label, size=label.size + 1))
+        )
+
+    refused(edited(ZOO["sort"]().program, Unit.SFU, Compute, longer), 4, "overlaps the run 0..64")
+
+
 # --- rule 5
 
 

@@ -24,6 +24,7 @@ class Computes:
         self.state = state
         self._functions: dict[object, int] = {}
         self._function_of: dict[int, int] = {}
+        self._runs: dict[str, set[tuple[int, int]]] = {}
 
     def compute(self, step: Step, compute: Compute) -> None:
         task, kind = step.task, compute.kind
@@ -232,6 +233,8 @@ class Computes:
                         f"{source} is not complete and {value} declares other reduction indices"
                     )
             return covers[number]
+        if kind in (Kind.SORT, Kind.MERGE):
+            self._check_run(step, compute, out)
         if kind is Kind.MAP:
             self._check_new(step, inputs, out)
             return EMPTY if value in self.state.declared else COMPLETE
@@ -256,6 +259,26 @@ class Computes:
                 f"{value} is output {place} of a reduction by {by.value} elsewhere, here output"
                 f" {number} by {part[0].value}"
             )
+
+    def _check_run(self, step: Step, compute: Compute, out: Placed) -> None:
+        """Rule 4 for sorted runs: what an element of one is depends on the whole run, so the runs
+        of a value do not overlap."""
+        assert compute.label is not None
+        value = out.tile.access.value
+        dim = out.tile.dims.index(position_of(compute, compute.label))
+        start, size = out.tile.box[dim]
+        runs = self._runs.setdefault(value, set())
+        if (start, size) in runs:
+            return
+        for other, length in runs:
+            if start < other + length and other < start + size:
+                raise VerifyError(
+                    4,
+                    step.task,
+                    f"sorts {value} in a run {start}..{start + size - 1} that overlaps the run"
+                    f" {other}..{other + length - 1}; give each level of runs a value of its own",
+                )
+        runs.add((start, size))
 
     def _check_new(self, step: Step, inputs: list[Placed], out: Placed) -> None:
         """Rule 4: a MAP does not compute an element from itself, but for INOUT operands."""
