@@ -1,4 +1,4 @@
-"""Writes the images that csrc/tests/test_program_fuzz.cpp mutates: `python tests/make_fuzz_corpus.py`.
+"""Writes the images that the fuzzer of csrc/tests mutates: `python tests/make_fuzz_corpus.py`.
 
 They are the zoo's programs, so that every kind of instruction is among them. Nothing depends on
 their being the newest ones: run it again when a kind is added or the binary form changes.
@@ -9,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import program_zoo
+
 from openspyre.program.binary import encode
 
 CORPUS = Path(__file__).parent.parent / "csrc" / "tests" / "corpus"

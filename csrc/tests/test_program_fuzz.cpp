@@ -50,7 +50,7 @@ class Mutator {
     Bytes image = corpus_[below(corpus_.size())];
     const auto body = get<uint64_t>(image, 24), bytes = get<uint64_t>(image, 32);
     Bytes text = image.substr(body, bytes);
-    for (uint64_t n = 1 + below(3); n > 0; --n) mutate(&text);
+    for (uint64_t n = below(3) ? 1 : 2 + below(2); n > 0; --n) mutate(&text);
     // The body again, in whole lines of 128, and the header to match.
     const Bytes data = image.substr(get<uint64_t>(image, 40), get<uint64_t>(image, 48));
     image.resize(body);
@@ -61,7 +61,7 @@ class Mutator {
     image += data;
     image.resize((image.size() + 127) / 128 * 128);
     put(&image, 56, uint64_t(image.size()));
-    if (below(16) == 0) {  // the header too
+    if (below(32) == 0) {  // the header too
       const size_t at = 8 * below(10);
       put(&image, at, below(2) ? get<uint64_t>(image, at) + (below(3) - 1) * 128 : random_());
     }
@@ -77,7 +77,7 @@ class Mutator {
     if (text->empty()) return;
     const size_t at = below(text->size());
     char& byte = (*text)[at];
-    switch (below(8)) {
+    switch (below(12)) {
       case 0:
         byte = static_cast<char>(random_());
         break;
@@ -85,9 +85,13 @@ class Mutator {
         byte = static_cast<char>(byte ^ 1 << below(8));
         break;
       case 2:
+      case 8:
+      case 9:
         byte = static_cast<char>(byte + 1);
         break;
       case 3:
+      case 10:
+      case 11:
         byte = static_cast<char>(byte - 1);
         break;
       case 4: {  // a number of any size
