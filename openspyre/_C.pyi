@@ -1,6 +1,6 @@
 """The extension module: the torch-free runtime. Private; the public names are torch.spyre.*."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -222,3 +222,30 @@ def _sfu_apply(
     tie: str = "toward_positive",
     merged_is_nan: bool = False,
 ) -> np.ndarray: ...
+
+# --- plans
+class Plan:
+    def __init__(
+        self,
+        device: int,
+        description: dict[str, Any],
+        cost: Callable[[int, Sequence[int]], int],
+    ) -> None: ...
+    def launch(
+        self,
+        tensors: Sequence[torch.Tensor],
+        stream: int = -1,
+        symbols: Mapping[str, int | float] | None = None,
+        tiled: bool = False,
+    ) -> None: ...
+    def counters(self) -> dict[str, int]: ...
+    def host_data(self, handle: str) -> bytes | None: ...
+    @property
+    def slots(self) -> int: ...
+    @property
+    def overlaps(self) -> bool: ...
+    def role_of(self, step: int, /) -> str: ...
+
+def plan_images(device: int) -> list[tuple[str, int, bool, int, int, int]]: ...
+def evict_image(device: int) -> bool: ...
+def check_step_ordering(kinds: list[str], roles: list[str]) -> str: ...

@@ -318,6 +318,52 @@ _ROWS: tuple[Variable, ...] = (
         parse=_host_compute_streams,
         upstream=True,
     ),
+    # Plans and launches
+    Variable(
+        name="OPENSPYRE_OVERLAP",
+        default="1",
+        values="0, 1",
+        meaning="1: a launch prepares (HostCompute, H2D) on stream 65 while its stream computes. "
+        "0: all steps of a launch on its stream, in order.",
+        read_by="csrc/card plans",
+        parse=_choice(_FLAG),
+    ),
+    Variable(
+        name="OPENSPYRE_CORRECTION_SLOTS",
+        default="2",
+        values="whole number, 1 to 64",
+        meaning="Correction slots of a plan: so many launches with different addresses or symbols "
+        "may be under way at once.",
+        read_by="csrc/card plans",
+        parse=_integer(1, 64),
+    ),
+    Variable(
+        name="OPENSPYRE_PROGRAM_BUDGET",
+        default="",
+        values="bytes, with K, M, G or T",
+        meaning="Program images that a device keeps at most; the least recently launched are "
+        "evicted and come back at their next launch. Default: as many as fit.",
+        read_by="csrc/card plans",
+        parse=_block_bytes,
+    ),
+    Variable(
+        name="OPENSPYRE_ALLOW_TILED_LAUNCH",
+        default="",
+        values="0, 1",
+        meaning="1: `torch.spyre.launch` runs a plan on the tiles of larger tensors unless "
+        "`allow_tiled_launch` says otherwise. Not set: 0, unless `SPYRE_ALLOW_TILED_LAUNCH` is 1.",
+        read_by="openspyre/device plans",
+        parse=_choice(_FLAG),
+    ),
+    Variable(
+        name="SPYRE_ALLOW_TILED_LAUNCH",
+        default="0",
+        values="0, 1",
+        meaning="As `OPENSPYRE_ALLOW_TILED_LAUNCH`, which goes before it.",
+        read_by="openspyre/device plans",
+        parse=_choice(_FLAG),
+        upstream=True,
+    ),
     # What it tells
     Variable(
         name="OPENSPYRE_STATS_DIR",
@@ -420,6 +466,13 @@ class Numerics:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PlanSettings:
+    overlap: bool
+    slots: int
+    image_budget: int  # bytes a device; 0: no limit
+
+
+@dataclass(frozen=True, kw_only=True)
 class Configuration:
     """What the environment asks for. With `error` set there are no devices."""
 
@@ -429,12 +482,14 @@ class Configuration:
     poison_pads: bool
     threads: int  # 0: follow torch
     stats_directory: str  # "": no page
+    plans: PlanSettings
     error: str  # raised as ValueError at first use; "": none
     # What the Python side acts on itself:
     card: CardSpec
     initial_device: int
     fallback: str
     isa: str
+    allow_tiled_launch: bool
 
     def runtime(self) -> dict[str, Any]:
         """Plain nested dicts with exactly the fields of the C++ RuntimeConfig."""
@@ -445,6 +500,7 @@ class Configuration:
             "poison_pads": self.poison_pads,
             "threads": self.threads,
             "stats_directory": self.stats_directory,
+            "plans": asdict(self.plans),
             "error": self.error,
         }
 
@@ -521,6 +577,13 @@ def configuration(environ: Mapping[str, str] | None = None) -> Configuration:
     execute: bool = get("OPENSPYRE_EXECUTE")
     threads: int = get("OPENSPYRE_THREADS") or 0
     stats_directory: str = get("OPENSPYRE_STATS_DIR")
+    plans = PlanSettings(
+        overlap=get("OPENSPYRE_OVERLAP"),
+        slots=get("OPENSPYRE_CORRECTION_SLOTS"),
+        image_budget=get("OPENSPYRE_PROGRAM_BUDGET") or 0,
+    )
+    tiled: bool | None = get("OPENSPYRE_ALLOW_TILED_LAUNCH")
+    upstream_tiled: bool = get("SPYRE_ALLOW_TILED_LAUNCH")
     fallback: str = get("OPENSPYRE_FALLBACK")
     isa: str = get("OPENSPYRE_ISA")
     return Configuration(
@@ -530,11 +593,13 @@ def configuration(environ: Mapping[str, str] | None = None) -> Configuration:
         poison_pads=poison,
         threads=threads,
         stats_directory=stats_directory,
+        plans=plans,
         error="\n".join(errors),
         card=card,
         initial_device=rank,
         fallback=fallback,
         isa=isa,
+        allow_tiled_launch=upstream_tiled if tiled is None else tiled,
     )
 
 

@@ -1,12 +1,14 @@
 """What `torch.spyre` is: the device module of OpenSpyre, in the shape of torch.cuda.
 
-One subject a submodule: devices, streams, memory, random, numerics, layouts, safetensors,
+One subject a submodule: devices, streams, memory, plans, random, numerics, layouts, safetensors,
 synthetic. The most used names stand here. Importing it starts nothing; the first use of a device
 does (`is_initialized`).
 """
 
 # ruff: noqa: E402
 from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
 
 
 def _register() -> None:
@@ -31,6 +33,7 @@ from openspyre.device import (
     memory,
     modules,
     numerics,
+    plans,
     random,
     safetensors,
     streams,
@@ -74,6 +77,7 @@ from openspyre.device.memory import (
     reset_peak_memory_stats,
 )
 from openspyre.device.modules import move_module
+from openspyre.device.plans import check_job_plan_step_ordering, launch, prepare
 from openspyre.device.random import (
     default_generators,
     fork_rng,
@@ -113,6 +117,9 @@ from openspyre.ops.fallback import (
     reset_fallback_report,
 )
 
+if TYPE_CHECKING:
+    from openspyre.runtime.plan import JobPlan
+
 __all__ = [
     "BadToken",
     "Deadlock",
@@ -122,6 +129,7 @@ __all__ = [
     "FallbackRow",
     "ForkedChild",
     "Hazard",
+    "JobPlan",
     "NoBacking",
     "SpyreDeviceState",
     "SpyreStreamError",
@@ -130,6 +138,7 @@ __all__ = [
     "StreamContext",
     "StreamFailure",
     "can_device_access_peer",
+    "check_job_plan_step_ordering",
     "current_device",
     "current_stream",
     "default_generators",
@@ -160,6 +169,7 @@ __all__ = [
     "initial_seed",
     "is_available",
     "is_initialized",
+    "launch",
     "layout_of",
     "layouts",
     "manual_seed",
@@ -176,6 +186,8 @@ __all__ = [
     "modules",
     "move_module",
     "numerics",
+    "plans",
+    "prepare",
     "random",
     "reset_accumulated_memory_stats",
     "reset_fallback_report",
@@ -201,7 +213,9 @@ __all__ = [
 _ = (_is_in_bad_fork, _lazy_init)
 
 
-def __getattr__(name: str) -> bool:
+def __getattr__(name: str) -> Any:
+    if name == "JobPlan":  # its module is imported at the first use
+        return plans.JobPlan
     # torch.utils.checkpoint saves and restores the random state of a device module that says so;
     # without it a recomputed dropout would draw another mask, and gradients would be wrong.
     if name == "_initialized":

@@ -28,6 +28,7 @@ SUBMODULES = (
     "memory",
     "modules",
     "numerics",
+    "plans",
     "random",
     "safetensors",
     "streams",

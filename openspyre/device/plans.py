@@ -1,0 +1,142 @@
+"""Prepared plans: `prepare` a SpyreCode directory once, `launch` it many times.
+
+What reads directories and programs is imported at the first use: `import torch` stays quick.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from openspyre import _C
+from openspyre.device.devices import Device, device_index
+
+if TYPE_CHECKING:
+    from openspyre.runtime.plan import ExpectedArgument, JobPlan, PlanCounters
+
+__all__ = [
+    "ExpectedArgument",
+    "ImageInfo",
+    "JobPlan",
+    "PlanCounters",
+    "check_job_plan_step_ordering",
+    "evict_image",
+    "images",
+    "launch",
+    "prepare",
+]
+
+
+def prepare(
+    directory: str | Path,
+    *,
+    device: Device = None,
+    verify: bool = True,
+    slots: int | None = None,
+    overlap: bool | None = None,
+    profiler_name: str | None = None,
+) -> JobPlan:
+    """Reads a SpyreCode directory (docs/spyrecode.md), verifies it and loads it onto `device`.
+
+    Everything that can be wrong with it is found before any device effect: a refused directory
+    leaves allocator and card as they were. Later launches on any stream run behind the load. Plans
+    of equal content share their image; it goes with the last of them.
+
+    `verify` False leaves out the program verifier and the checks of the directory's meaning.
+    `slots`: correction slots (default OPENSPYRE_CORRECTION_SLOTS), `overlap`: prepare launches on
+    stream 65 (default OPENSPYRE_OVERLAP), `profiler_name`: steps are called `<it>#<index>`.
+
+    Raises SpyreCodeError or VerifyError (what is wrong, where, the rule), torch.OutOfMemoryError.
+    """
+    from openspyre.device.registration import configuration
+    from openspyre.runtime.plan import prepare_plan
+
+    return prepare_plan(
+        directory,
+        device_index(device),
+        configuration().card,
+        verify=verify,
+        slots=slots,
+        overlap=overlap,
+        profiler_name=profiler_name,
+    )
+
+
+def launch(
+    plan: JobPlan,
+    tensors: Sequence[torch.Tensor],
+    stream: torch.Stream | None = None,
+    *,
+    symbols: Mapping[str, int | float] | None = None,
+    allow_tiled_launch: bool | None = None,
+) -> None:
+    """Runs `plan` on `tensors`, in the order of `plan.expected_arguments`, on `stream` (default:
+    the current one of the plan's device). Does not wait for the card.
+
+    The tensors are held to what the plan expects before anything is submitted: count, device,
+    dtype, format, shape, symbols, layout (storage offset included), aliasing. RuntimeError names
+    the tensor and what does not fit. `symbols`: values of `plan.symbols` by name.
+    `allow_tiled_launch` (default OPENSPYRE_ALLOW_TILED_LAUNCH): tensors larger than the plan's by
+    whole factors are worked off tile by tile.
+
+    Faults of the card while it runs stick to the stream (torch.spyre.StreamFailure).
+    """
+    if allow_tiled_launch is None:
+        from openspyre.device.registration import configuration
+
+        allow_tiled_launch = configuration().allow_tiled_launch
+    if stream is None:
+        plan._native.launch(tensors, -1, symbols, allow_tiled_launch)
+        return
+    if stream.device_index != plan.device_index or stream.device.type != "spyre":
+        raise ValueError(
+            f"launch: the stream belongs to {stream.device}, the plan to spyre:{plan.device_index}"
+        )
+    plan._native.launch(tensors, stream.stream_id, symbols, allow_tiled_launch)
+
+
+def check_job_plan_step_ordering(
+    plan: JobPlan | Sequence[str], roles: Sequence[str] | None = None
+) -> str:
+    """Whether a plan's steps may be launched in their order: "" or what is wrong. Takes a plan, or
+    step types ("HostCompute", "H2D", "D2H", "Compute") with their stream roles ("Prep", "Dev")."""
+    from openspyre.runtime.plan import JobPlan
+
+    if isinstance(plan, JobPlan):
+        return plan.check_job_plan_step_ordering()
+    return _C.check_step_ordering(list(plan), list(roles or ()))
+
+
+@dataclass(frozen=True)
+class ImageInfo:
+    """A program image of a device: `plans` share it; `bytes` of program memory while resident."""
+
+    content_hash: str
+    bytes: int
+    resident: bool
+    plans: int
+    loads: int
+    evictions: int
+
+
+def images(device: Device = None) -> list[ImageInfo]:
+    """The program images that plans of `device` hold."""
+    return [ImageInfo(*row) for row in _C.plan_images(device_index(device))]
+
+
+def evict_image(device: Device = None) -> bool:
+    """Evicts the least recently launched image of `device`, as memory pressure does; False when
+    none can go. Its plans load it again at their next launch."""
+    return _C.evict_image(device_index(device))
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("ExpectedArgument", "JobPlan", "PlanCounters"):
+        from openspyre.runtime import plan
+
+        return getattr(plan, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
