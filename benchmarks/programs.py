@@ -74,7 +74,7 @@ def _prepared(root: Path, name: str, program: Any) -> Any:
 
 def _launcher(plan: Any, tensors: list[Any]) -> Callable[[], None]:
     from openspyre.device.plans import launch
-    from openspyre.device.streams import synchronize as wait
+    from openspyre.device.devices import synchronize as wait
 
     def once() -> None:
         launch(plan, tensors)
@@ -169,7 +169,7 @@ def _launches(root: Path) -> Iterator[Row]:
 
     from examples.programs import pointwise
     from openspyre.device.plans import launch
-    from openspyre.device.streams import synchronize as wait
+    from openspyre.device.devices import synchronize as wait
 
     plan = _prepared(root, "small", pointwise.neg(64, 64, cores=1))
     tensors = [torch.zeros(64, 64, dtype=torch.float16).to("spyre") for _ in range(2)]
