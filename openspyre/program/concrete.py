@@ -47,6 +47,9 @@ class ProgramError(ValueError):
 
 
 _COMPILED: dict[Expr, Callable[[Environment], int]] = {}
+# By identity as well: hashing a tree at every use costs more than evaluating it. The node is kept
+# with its function, so that its id stays its own.
+_BY_ID: dict[int, tuple[Expr, Callable[[Environment], int]]] = {}
 
 
 def _source(node: Expr) -> str:
@@ -64,12 +67,17 @@ def _source(node: Expr) -> str:
 
 def compiled(node: Expr) -> Callable[[Environment], int]:
     """`node.evaluate`, as a fast function that leaves out the checks which `evaluate` makes."""
+    known = _BY_ID.get(id(node))
+    if known is not None:
+        return known[1]
+    if len(_BY_ID) > 100_000:
+        _BY_ID.clear()
+        _COMPILED.clear()
     function = _COMPILED.get(node)
     if function is None:
-        if len(_COMPILED) > 100_000:
-            _COMPILED.clear()
         function = eval(f"lambda v: {_source(node)}", {"min": min, "max": max, "int": int})
         _COMPILED[node] = function
+    _BY_ID[id(node)] = (node, function)
     return function
 
 

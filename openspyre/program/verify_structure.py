@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from openspyre.formats import STICK_BYTES, Format
 from openspyre.program.binary_rules import MAX_DEPTH, MAX_LABELS, MAX_RANK, MAX_TILES, is_name
 from openspyre.program.concrete import accesses
-from openspyre.program.expr import HIGH, LOW, Binary, Const, Expr, Var
+from openspyre.program.expr import HIGH, LOW, OPERATORS, Binary, Const, Expr, Var
 from openspyre.program.model import (
     VERSION,
     Access,
@@ -195,14 +195,14 @@ def _expr_loops(node: Expr, known: set[str], place: str, loops: frozenset[str], 
     if depth > MAX_DEPTH:
         raise VerifyError(1, place, f"an expression is deeper than {MAX_DEPTH}")
     if isinstance(node, Const):
-        if not LOW <= node.value <= HIGH:
+        if not isinstance(node.value, int) or not LOW <= node.value <= HIGH:
             raise VerifyError(1, place, f"the number {node.value} does not fit in 64 bits")
         return False
     if isinstance(node, Var):
         if node.name not in known and node.name not in loops:
             raise VerifyError(1, place, f"no variable {node.name!r} is in scope here")
         return node.name in loops
-    if not isinstance(node, Binary):
+    if not isinstance(node, Binary) or node.op not in OPERATORS:
         raise VerifyError(1, place, f"{node!r} is no expression")
     left = _expr_loops(node.left, known, place, loops, depth + 1)
     right = _expr_loops(node.right, known, place, loops, depth + 1)
