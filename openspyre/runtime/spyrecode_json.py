@@ -167,7 +167,7 @@ def read_file(directory: Path, name: str, where: str, size: int | None = None) -
         raise SpyreCodeError(f"{directory}: {where}: there is no file {name}") from None
     except (OSError, RuntimeError) as error:  # RuntimeError: a loop of links
         raise SpyreCodeError(f"{directory}: {where}: {name} cannot be read: {error}") from None
-    with os.fdopen(handle, "rb") as file:
+    try:
         about = os.fstat(handle)
         if not stat.S_ISREG(about.st_mode):
             fail(where, f"{name} is no regular file")
@@ -176,10 +176,12 @@ def read_file(directory: Path, name: str, where: str, size: int | None = None) -
         most = MAX_JSON_BYTES if size is None else size
         if about.st_size > most:
             fail(where, f"{name} has {about.st_size} bytes; at most {most} are read")
-        try:
+        with os.fdopen(handle, "rb", closefd=False) as file:
             data = file.read(most + 1)
-        except OSError as error:
-            raise SpyreCodeError(f"{directory}: {where}: {name} cannot be read: {error}") from None
+    except OSError as error:
+        raise SpyreCodeError(f"{directory}: {where}: {name} cannot be read: {error}") from None
+    finally:
+        os.close(handle)
     if size is not None and len(data) != size:
         fail(where, f"{name} changed while it was read")
     return data
