@@ -84,36 +84,51 @@ class Reduction {
     frame.set_inner(inner);
 
     // Labels that stay go outside, so that a block's accumulators are met again soon; those that
-    // are reduced in their order, the last one fastest.
-    int order[kMaxLabels], count = 0;
+    // are reduced in their order, the last one fastest. A group of 128 elements meets each of the
+    // 64 accumulators twice: where other labels are faster than the lane label, they are gone
+    // through for the first 64 elements, then for the others.
+    int order[kMaxLabels], count = 0, outer = 0;
     int64_t step[kMaxLabels];
     for (const bool kept : {true, false}) {
       for (int l = 0; l < task_.labels; ++l) {
         if (kept_[l] != kept) continue;
         order[count] = l;
         step[count++] = l == inner ? rows : 1;
+        if (kept || l <= lane_ || group <= kLaneAccumulators) outer = count;
       }
     }
+    if (outer < count && (lane_ < 0 || kept_[lane_])) outer = count;
+    halves_ = outer < count ? 2 : 1;
     do {
-      for (;;) {
-        const Block block = frame.block(rows);
-        plan.run(frame, block);
-        if (is_arg(combine_)) frame.index(reduced_label(), block, index_);
-        const bool first = at_edge(frame, block, true), last = at_edge(frame, block, false);
-        add(frame, block, static_cast<const char*>(plan.result(0)), width, first, last);
-        // An incomplete last group follows in a block of its own.
-        if (inner != lane_ || inner < 0) break;
-        const int64_t end = std::min(frame.at[inner] + rows, frame.extent(inner));
-        if (frame.at[inner] + block.rows >= end) {
-          frame.at[inner] = begin_of(frame.at[inner], rows);
-          break;
-        }
-        frame.at[inner] += block.rows;
+      for (half_ = 0; half_ < halves_; ++half_) {
+        do {
+          blocks(frame, plan, rows, width);
+        } while (advance(frame, order + outer, step + outer, count - outer));
       }
-    } while (advance(frame, order, step, count));
+    } while (advance(frame, order, step, outer));
   }
 
  private:
+  // The blocks of `rows` groups at the frame's place: one, and an incomplete last group by itself.
+  void blocks(Frame& frame, Plan& plan, int64_t rows, size_t width) {
+    const int inner = frame.inner();
+    for (;;) {
+      const Block block = frame.block(rows);
+      plan.run(frame, block);
+      if (is_arg(combine_)) frame.index(reduced_label(), block, index_);
+      const bool first = half_ == 0 && at_edge(frame, block, true);
+      const bool last = half_ == halves_ - 1 && at_edge(frame, block, false);
+      add(frame, block, static_cast<const char*>(plan.result(0)), width, first, last);
+      if (inner != lane_ || inner < 0) return;
+      const int64_t end = std::min(frame.at[inner] + rows, frame.extent(inner));
+      if (frame.at[inner] + block.rows >= end) {
+        frame.at[inner] = begin_of(frame.at[inner], rows);
+        return;
+      }
+      frame.at[inner] += block.rows;
+    }
+  }
+
   static int64_t begin_of(int64_t at, int64_t rows) { return at / rows * rows; }
 
   int reduced_label() const {
@@ -184,8 +199,10 @@ class Reduction {
         isa_.serial[int(combine_)][int(type_)](row[0], v, spare_, block.rows);
         r = block.rows - 1;
       } else {
-        for (int64_t j = 0; j < block.valid; j += piece) {
-          const int64_t n = std::min(piece, block.valid - j);
+        const int64_t end =
+            halves_ == 2 ? std::min(block.valid, (half_ + 1) * kLaneAccumulators) : block.valid;
+        for (int64_t j = half_ * kLaneAccumulators; j < end; j += piece) {
+          const int64_t n = std::min(piece, end - j);
           combine(row, cells, j, from + size_t(j) * width, index_ + r * group + j, n);
         }
       }
@@ -242,6 +259,7 @@ class Reduction {
   Combine combine_;
   Register type_ = Register::F32;
   int lane_ = -1;
+  int64_t half_ = 0, halves_ = 1;  // of a group of 128 elements
   bool kept_[kMaxLabels] = {};
   int64_t* index_ = nullptr;
   std::byte* spare_ = nullptr;

@@ -34,7 +34,8 @@ void scan(const Isa& isa, const ComputeTask& task) {
     // The carry lies over the other labels: at the scanned label's begin, wherever that lies.
     frame.at[label] = 0;
     frame.set_inner(-1);
-    const Block start = frame.block(1);
+    Block start = frame.block(1);
+    if (label == lane) start.valid = 1;  // the carry is one element
     if (task.accumulate) frame.load(task.input[1], start, running);
     bool any = task.accumulate;
     frame.set_inner(label);
