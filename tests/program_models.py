@@ -142,7 +142,7 @@ class Models:
                 queues[unit] = body
         return Program(
             name=r.choice(("", "a name", 'q"\\', "\u00b5\n\t", "x" * 90)),
-            card=Card(r.choice(("spyre", "")), r.randint(1, 64), self.natural()),
+            card=Card(r.choice(("spyre", "")), r.randint(125, 1024), r.choice((128, 2 << 20))),
             grid=tuple(self.digits),
             symbols=tuple(self.symbols),
             operands=tuple(operands),

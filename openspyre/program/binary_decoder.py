@@ -193,20 +193,23 @@ class _Decoder:
     def run(self, data: bytes) -> Program:
         name = self.text("name")
         self.where = "card"
-        card = Card(self.text("name"), self.u("cores", rules.MAX_CORES), self.u("bytes of LX"))
+        card_name, start = self.text("name"), self.at
+        cores = self.u("cores", rules.MAX_CORES)
+        lx_bytes = self.u("bytes of LX", rules.MAX_LX_BYTES)
+        if cores < 1 or lx_bytes < 128:
+            self.fail("cores", f"{cores} cores of {lx_bytes} bytes: 1 and 128 are the least", start)
+        card = Card(card_name, cores, lx_bytes)
         self.where = "grid"
         grid: list[Digit] = []
         cores = 1
-        for _ in range(self.count("digits")):
+        for _ in range(self.count("digits", rules.MAX_DIGITS)):
             start = self.at
             digit = Digit(self.fresh("digit", self.digits), self.u("size"))
             grid.append(digit)
             self.digits.append(digit.name)
             cores *= digit.size
-            if not 1 <= cores <= rules.MAX_CORES:
-                self.fail(
-                    f"digit {digit.name}", f"the grid needs 1..{rules.MAX_CORES} cores", start
-                )
+            if not 1 <= cores <= card.cores:
+                self.fail(f"digit {digit.name}", f"the grid needs 1..{card.cores} cores", start)
         starts = self.symbol_list()
         for symbol in self.symbols:
             self.push(symbol.name)

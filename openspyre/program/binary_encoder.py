@@ -161,11 +161,17 @@ class _Encoder:
 
         self.text(p.name)
         self.text(p.card.name)
-        self.u(p.card.cores, "cores of the card", rules.MAX_CORES)
+        if not 1 <= p.card.cores <= rules.MAX_CORES:
+            self.fail(f"the card has {p.card.cores} cores: 1..{rules.MAX_CORES} are allowed")
+        if not 128 <= p.card.lx_bytes <= rules.MAX_LX_BYTES:
+            self.fail(f"an LX of {p.card.lx_bytes} bytes: 128..{rules.MAX_LX_BYTES} are allowed")
+        self.u(p.card.cores, "cores of the card")
         self.u(p.card.lx_bytes, "LX bytes")
         cores = math.prod(digit.size for digit in p.grid)
-        if any(digit.size < 1 for digit in p.grid) or cores > rules.MAX_CORES:
-            self.fail(f"the grid has {cores} cores: 1..{rules.MAX_CORES} are allowed")
+        if any(digit.size < 1 for digit in p.grid) or cores > p.card.cores:
+            self.fail(f"the grid has {cores} cores: it needs 1..{p.card.cores}, those of the card")
+        if len(p.grid) > rules.MAX_DIGITS:
+            self.fail(f"{len(p.grid)} digits, but at most {rules.MAX_DIGITS} are allowed")
         self.u(len(p.grid), "digits")
         for digit in p.grid:
             self.name(digit.name, "digit")

@@ -16,8 +16,10 @@ MAX_LABELS = 8
 MAX_TILES = 8  # inputs of an instruction, and outputs
 MAX_RANK = 6
 MAX_DEPTH = 64  # of an expression and of a nest of loops
-MAX_CORES = 1 << 16
-MAX_SEMAPHORES = 1 << 20  # of a core; keeps a hostile count from becoming memory
+MAX_CORES = 1024
+MAX_DIGITS = 16
+MAX_LX_BYTES = 64 << 20
+MAX_SEMAPHORES = 1 << 16  # of a core; keeps a hostile count from becoming memory
 MAX_NAME = 255  # bytes
 
 ROLES = tuple(Role)
