@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from golden_programs import DATA, GOLDEN
@@ -36,6 +37,12 @@ def test_p1_golden_text_says_the_golden_program(name: str) -> None:
     program = GOLDEN[name]()
     assert to_text(program) == text
     assert from_text(text) == program
+
+
+def test_the_example_of_the_page_is_the_text_of_abs64() -> None:
+    page = (Path(__file__).parent.parent / "docs" / "program.md").read_text(encoding="utf-8")
+    example = to_text(GOLDEN["abs64"]())
+    assert "".join(f"    {line}\n" if line else "\n" for line in example.splitlines()) in page
 
 
 @pytest.mark.parametrize("name", GOLDEN)

@@ -7,6 +7,7 @@ import json
 import multiprocessing
 import os
 import random
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -223,6 +224,20 @@ def test_upstreams_kernel_directory_is_read_too(directory: Path, tmp_path: Path)
     (tmp_path / "kernel").mkdir()
     directory.rename(tmp_path / "kernel" / "spyreCodeDir")
     assert read_spyrecode(tmp_path / "kernel").programs == {BASE: abs64()}
+
+
+def test_the_examples_of_the_page_are_a_directory(tmp_path: Path) -> None:
+    page = (Path(__file__).parent.parent / "docs" / "spyrecode.md").read_text(encoding="utf-8")
+    job, correction = re.findall(r"```json\n(.*?)```", page, re.DOTALL)
+    minimal(tmp_path / "code")
+    plan = json.loads(job)
+    SHAPE.validate(plan)
+    save(tmp_path / "code", plan)
+    assert read_spyrecode(tmp_path / "code").programs == {BASE: abs64()}
+    plan["JobExecPlan"][0:0] = json.loads(f"[{correction}]")
+    SHAPE.validate(plan)
+    save(tmp_path / "code", plan)
+    assert len(read_spyrecode(tmp_path / "code").steps) == 3
 
 
 # --- atomic writing
