@@ -49,16 +49,29 @@ struct AllOf {
 };
 
 template <class How, class V>
-void combine_all(void* acc, const void* v, int64_t n) {
+void combine_all(void* to, int64_t acc_step, const void* from, int64_t v_step, int64_t n,
+                 int64_t rows) {
   using T = typename ElementOf<V>::type;
+  char* acc = static_cast<char*>(to);
+  const char* v = static_cast<const char*>(from);
   int64_t i = 0;
-  for (; i + kStep<V> <= n; i += kStep<V>) put<V>(acc, i, How::of(at<V>(acc, i), at<V>(v, i)));
-  for (; i < n; ++i) {
-    T a, b;
-    __builtin_memcpy(&a, static_cast<T*>(acc) + i, sizeof(T));
-    __builtin_memcpy(&b, static_cast<const T*>(v) + i, sizeof(T));
-    a = How::of(a, b);
-    __builtin_memcpy(static_cast<T*>(acc) + i, &a, sizeof(T));
+  if (acc_step == 0 && rows > 1) {
+    for (; i + kStep<V> <= n; i += kStep<V>) {
+      V sum = at<V>(acc, i);
+      for (int64_t r = 0; r < rows; ++r) sum = How::of(sum, at<V>(v + r * v_step, i));
+      put<V>(acc, i, sum);
+    }
+  }
+  for (int64_t r = 0; r < rows; ++r, acc += acc_step, v += v_step) {
+    int64_t k = i;
+    for (; k + kStep<V> <= n; k += kStep<V>) put<V>(acc, k, How::of(at<V>(acc, k), at<V>(v, k)));
+    for (; k < n; ++k) {
+      T a, b;
+      __builtin_memcpy(&a, acc + k * int64_t(sizeof(T)), sizeof(T));
+      __builtin_memcpy(&b, v + k * int64_t(sizeof(T)), sizeof(T));
+      a = How::of(a, b);
+      __builtin_memcpy(acc + k * int64_t(sizeof(T)), &a, sizeof(T));
+    }
   }
 }
 template <class How, class T>

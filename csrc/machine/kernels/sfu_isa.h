@@ -35,8 +35,11 @@ struct Isa {
   // Masks -> codes of 1 (`one`) and 0, of 1 << k bytes.
   void (*truth[4])(const void* mask, void* codes, int64_t n, uint64_t one);
 
-  // The rest takes any n. acc[i] = combine(acc[i], v[i]); any, all: acc holds 1 or 0.
-  void (*combine[kSimple][kRegisters])(void* acc, const void* v, int64_t n);
+  // The rest takes any n. acc[i] = combine(acc[i], v[i]); any, all: acc holds 1 or 0. The same for
+  // `rows` pairs of arrays, acc_step and v_step bytes apart; acc_step 0: one acc takes all in
+  // order.
+  void (*combine[kSimple][kRegisters])(void* acc, int64_t acc_step, const void* v, int64_t v_step,
+                                       int64_t n, int64_t rows);
   // running = combine(running, v[i]); y[i] = running.
   void (*serial[kSimple][kRegisters])(void* running, const void* v, void* y, int64_t n);
   // (acc, at) = the better of (acc, at) and (v, index); [0] max, [1] min.

@@ -184,27 +184,69 @@ class Reduction {
     for (int o = 0; o < task_.outputs; ++o) cells[o].piece = piece;
     const bool fresh = first && !task_.accumulate;
     const bool finish = last && type_ == Register::F32;
+    const int64_t begin = half_ * kLaneAccumulators;
+    const int64_t end =
+        halves_ == 2 ? std::min(block.valid, begin + kLaneAccumulators) : block.valid;
+    const bool simple = combine_ <= Combine::All;
+    // The accumulators of all rows in one go, where they lie evenly.
+    int64_t steps[kMaxTiles] = {};
+    bool even = true;
+    for (int o = 0; o < task_.outputs && !shared; ++o) {
+      even = frame.steady(task_.output[o], &steps[o]) && even;
+    }
+    const bool moving = lanes && frame.inner() == lane_;  // each row begins at another accumulator
+    if (lanes) {
+      for (int o = 0; o < task_.outputs; ++o) {
+        cells[o].first = (task_.start[lane_] + frame.at[lane_] * group) % kLaneAccumulators;
+      }
+    }
+    if (simple && even && (!moving || group >= kLaneAccumulators)) {
+      if (fresh) {
+        for (int64_t r = 0; r < (shared ? 1 : block.rows); ++r) {
+          std::byte* const row[1] = {base[0] + r * steps[0]};
+          clear(row, cells, block.valid);
+        }
+      }
+      const auto how = isa_.combine[int(combine_)][int(type_)];
+      if (shared && lane_ < 0) {  // one accumulator, many values
+        isa_.serial[int(combine_)][int(type_)](base[0], v, spare_, block.rows);
+      } else if (moving && piece < group) {  // 128 elements: twice the same 64 accumulators
+        for (int64_t r = 0; r < block.rows; ++r) {
+          for (int64_t j = begin; j < end; j += piece) {
+            const char* from = v + size_t(r * group + j) * width;
+            how(base[0] + cells[0].offset(j), 0, from, 0, std::min(piece, end - j), 1);
+          }
+        }
+      } else {
+        for (int64_t j = begin; j < end; j += piece) {
+          how(base[0] + cells[0].offset(j), steps[0], v + size_t(j) * width, group * int64_t(width),
+              std::min(piece, end - j), block.rows);
+        }
+      }
+      if (finish) {
+        for (int64_t r = 0; r < (shared ? 1 : block.rows); ++r) {
+          std::byte* const row[1] = {base[0] + r * steps[0]};
+          one_nan(row, cells, block.valid);
+        }
+      }
+      return;
+    }
     for (int64_t r = 0; r < block.rows; ++r) {
       std::byte* row[kMaxTiles];
       for (int o = 0; o < task_.outputs; ++o) {
-        row[o] = shared ? base[o] : frame.row(task_.output[o], base[o], r);
-        if (lanes) {
-          const int64_t groups = frame.at[lane_] + (frame.inner() == lane_ ? r : 0);
+        row[o] = shared ? base[o]
+                 : even ? base[o] + r * steps[o]
+                        : frame.row(task_.output[o], base[o], r);
+        if (moving) {
+          const int64_t groups = frame.at[lane_] + r;
           cells[o].first = (task_.start[lane_] + groups * group) % kLaneAccumulators;
         }
       }
       if (fresh && (!shared || r == 0)) clear(row, cells, block.valid);
       const char* from = v + size_t(r * group) * width;
-      if (shared && lane_ < 0 && combine_ <= Combine::All) {  // one accumulator, many values
-        isa_.serial[int(combine_)][int(type_)](row[0], v, spare_, block.rows);
-        r = block.rows - 1;
-      } else {
-        const int64_t end =
-            halves_ == 2 ? std::min(block.valid, (half_ + 1) * kLaneAccumulators) : block.valid;
-        for (int64_t j = half_ * kLaneAccumulators; j < end; j += piece) {
-          const int64_t n = std::min(piece, end - j);
-          combine(row, cells, j, from + size_t(j) * width, index_ + r * group + j, n);
-        }
+      for (int64_t j = begin; j < end; j += piece) {
+        const int64_t n = std::min(piece, end - j);
+        combine(row, cells, j, from + size_t(j) * width, index_ + r * group + j, n);
       }
       if (finish && (!shared || r == block.rows - 1)) one_nan(row, cells, block.valid);
     }
@@ -214,7 +256,7 @@ class Reduction {
                const int64_t* index, int64_t n) const {
     std::byte* const to = row[0] + cells[0].offset(j);
     if (combine_ <= Combine::All) {
-      isa_.combine[int(combine_)][int(type_)](to, v, n);
+      isa_.combine[int(combine_)][int(type_)](to, 0, v, 0, n, 1);
     } else if (is_arg(combine_)) {
       auto* const best = reinterpret_cast<int64_t*>(row[1] + cells[1].offset(j));
       isa_.arg[combine_ == Combine::ArgMin][int(type_)](to, best, v, index, n);
@@ -226,29 +268,46 @@ class Reduction {
     }
   }
 
-  // Sets the accumulators to the identity: all 64 of a lanes tile.
+  // Calls visit(place, elements) for the runs of accumulators of a group: all 64 of a lanes tile.
+  template <class F>
+  void each_run(std::byte* row, const Cells& cells, int64_t valid, F visit) const {
+    if (cells.lanes) return visit(row, kLaneAccumulators);
+    for (int64_t j = 0; j < valid; j += cells.eps) {
+      visit(row + cells.offset(j), std::min(cells.eps, valid - j));
+    }
+  }
+
+  // Sets the accumulators to the identity.
   void clear(std::byte* const* row, const Cells* cells, int64_t valid) const {
     for (int o = 0; o < task_.outputs; ++o) {
       const uint64_t value = identity(combine_, type_, o);
-      const int64_t n = cells[o].lanes ? kLaneAccumulators : valid;
-      for (int64_t j = 0; j < n; ++j) {
-        const int64_t at = cells[o].lanes ? j * cells[o].bytes : cells[o].offset(j);
-        std::memcpy(row[o] + at, &value, size_t(cells[o].bytes));
-      }
+      each_run(row[o], cells[o], valid, [&](std::byte* p, int64_t n) {
+        if (cells[o].bytes == 8) {
+          fill(p, n, value);
+        } else {
+          fill(p, n, uint32_t(value));
+        }
+      });
     }
+  }
+  template <class T>
+  static void fill(std::byte* p, int64_t n, T value) {
+    for (int64_t j = 0; j < n; ++j) std::memcpy(p + j * int64_t(sizeof(T)), &value, sizeof(T));
   }
 
   // A NaN that is stored is the one NaN.
   void one_nan(std::byte* const* row, const Cells* cells, int64_t valid) const {
     for (int o = 0; o < task_.outputs; ++o) {
       if (task_.output[o].format != Format::IEEE_FP32) continue;
-      const int64_t n = cells[o].lanes ? kLaneAccumulators : valid;
-      for (int64_t j = 0; j < n; ++j) {
-        float x;
-        std::byte* const p = row[o] + (cells[o].lanes ? j * 4 : cells[o].offset(j));
-        std::memcpy(&x, p, 4);
-        if (x != x) std::memcpy(p, &kNanBits, 4);
-      }
+      each_run(row[o], cells[o], valid, [&](std::byte* p, int64_t n) {
+        const int64_t whole = n / kPad * kPad;
+        isa_.encode[int(Format::IEEE_FP32)](p, p, whole, {});
+        for (int64_t j = whole; j < n; ++j) {
+          float x;
+          std::memcpy(&x, p + j * 4, 4);
+          if (x != x) std::memcpy(p + j * 4, &kNanBits, 4);
+        }
+      });
     }
   }
   static constexpr uint32_t kNanBits = 0x7FC00000;
@@ -270,7 +329,7 @@ void fold_tree(const Isa& isa, Combine combine, Register type, std::byte* const*
   const size_t width = type == Register::I64 ? 8 : 4;
   for (int64_t h = kLaneAccumulators / 2; h >= 1; h /= 2) {
     if (combine <= Combine::All) {
-      isa.combine[int(combine)][int(type)](parts[0], parts[0] + size_t(h) * width, h);
+      isa.combine[int(combine)][int(type)](parts[0], 0, parts[0] + size_t(h) * width, 0, h, 1);
     } else if (is_arg(combine)) {
       auto* const at = reinterpret_cast<int64_t*>(parts[1]);
       isa.arg[combine == Combine::ArgMin][int(type)](parts[0], at, parts[0] + size_t(h) * width,

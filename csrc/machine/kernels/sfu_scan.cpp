@@ -57,7 +57,7 @@ void scan(const Isa& isa, const ComputeTask& task) {
           char* const to = out + size_t(r) * bytes;
           if (any || r > 0) {
             std::memcpy(to, running, bytes);
-            combine(to, in + size_t(r) * bytes, group);
+            combine(to, 0, in + size_t(r) * bytes, 0, group, 1);
           } else {
             std::memcpy(to, in, bytes);
           }
