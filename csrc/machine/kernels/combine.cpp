@@ -3,7 +3,7 @@
 // Whole sticks at a time: beyond a tile's valid extent their content is don't-care.
 #include <stdexcept>
 
-#include "machine/kernels/exact_floats.h"
+#include "machine/kernels/float_control.h"
 #include "machine/kernels/index_cells.h"
 #include "machine/kernels/index_kernels.h"
 
@@ -83,7 +83,6 @@ void add_floats(Format format, std::byte* target, const std::byte* source, int64
 }  // namespace
 
 void combine(Combine op, int labels, const int64_t* size, const View& target, const View& source) {
-  const ExactFloats exact;
   const Format format = target.format;
   if (op > Combine::All || source.format != format || source.stick != target.stick ||
       source.lanes != target.lanes ||
@@ -129,7 +128,7 @@ void combine(Combine op, int labels, const int64_t* size, const View& target, co
 
 void add_elements(Format format, void* target, const void* source, int64_t n,
                   const Numerics& numerics) {
-  const ExactFloats exact;
+  const FloatControl control;  // the other kernels are called through tables that see to it
   auto* to = static_cast<std::byte*>(target);
   const auto* from = static_cast<const std::byte*>(source);
   const int64_t bytes = format_bytes(format);

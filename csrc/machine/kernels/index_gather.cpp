@@ -1,7 +1,6 @@
 // GATHER and SCATTER inside LX, and the checks of all index kernels.
 #include <string>
 
-#include "machine/kernels/exact_floats.h"
 #include "machine/kernels/index_cells.h"
 #include "machine/kernels/index_kernels.h"
 #include "machine/program/execute.h"
@@ -41,7 +40,6 @@ int64_t add_cells(Format format, int64_t a, int64_t b) {
 // other keeps the point. `from` is read, `to` written.
 void move(const ComputeTask& task, const View& from_view, bool from_indexed, const View& to_view,
           bool add) {
-  const ExactFloats exact;
   const int by = task.code->index_label;
   const Place from(from_view), to(to_view), numbers(task.input[1]);
   const Numerics& numerics = *task.numerics;

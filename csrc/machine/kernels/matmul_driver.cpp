@@ -6,7 +6,6 @@
 #include <stdexcept>
 #include <string>
 
-#include "machine/kernels/exact_floats.h"
 #include "machine/kernels/matmul_kernels.h"
 #include "machine/kernels/matmul_tile.h"
 
@@ -107,7 +106,6 @@ void run_matmul(const ComputeTask& task, MatmulFunction function) {
   tile.a_scratch = scratch.a;
   tile.b_scratch = scratch.b;
 
-  const ExactFloats exact;
   int64_t at[kMaxLabels] = {};
   for (;;) {
     int64_t a_at = 0, b_at = 0, out_at = 0;

@@ -3,7 +3,8 @@
 // Included by matmul_avx512.cpp inside its unnamed namespace. Same chains of additions as
 // matmul_body.h, so the same bits; it only saves the way of b through scratch memory.
 
-inline constexpr int64_t kFewRows = 8;
+constexpr int64_t kFewRows = 8;
+constexpr int64_t kAhead = 32;  // rows of b fetched ahead
 
 // Rows of the output in registers over `depth` steps of k; `vectors` times 16 columns of one or
 // two sticks of b. Returns false, with out untouched, when DLFloat16's merged code was met and
@@ -29,6 +30,8 @@ static bool few(const MatmulTile& t, int64_t k0, int64_t depth, int64_t column, 
   __m512i merged = _mm512_setzero_si512();
   const int64_t step = t.b_row;
   for (int64_t k = 0; k < depth; ++k, b += step) {
+    __builtin_prefetch(b + kAhead * step, 0, 2);
+    if constexpr (bytes * 64 > 64) __builtin_prefetch(b + kAhead * step + 64, 0, 2);
     Vec x[vectors];
     if constexpr (format == Format::SEN169_FP16 && !exact) {
 #pragma GCC unroll 16
@@ -88,21 +91,34 @@ static bool narrow_columns(const MatmulTile& t, int64_t k0, int64_t depth, int64
 
 template <Format format, int rows>
 static void few_rows(const MatmulTile& t) {
-  for (int64_t k0 = 0; k0 < t.k; k0 += kBlockK) {
-    const int64_t depth = t.k - k0 < kBlockK ? t.k - k0 : kBlockK;
-    const Ends ends{k0 == 0 && !t.accumulate, k0 + depth == t.k, t.integers};
-    Seen a_seen;
-    OPENSPYRE_DECODE(t.a_format, decode_rows_as, a_seen, t, 0, t.m, k0, depth)
-    for (int64_t n0 = 0; n0 < t.n; n0 += kPanel) {
-      bool fuse = !a_seen.wide;
-      if constexpr (format == Format::BFLOAT16) fuse = fuse && narrow_columns(t, k0, depth, n0);
-      if (t.n - n0 <= 32) {
-        few_columns<format, rows, 2>(t, k0, depth, n0, fuse, ends);
-      } else if constexpr (rows <= 5) {
-        few_columns<format, rows, 4>(t, k0, depth, n0, fuse, ends);
-      } else {  // more accumulators than registers: a half at a time, the second out of the cache
-        few_columns<format, rows, 2>(t, k0, depth, n0, fuse, ends);
-        few_columns<format, rows, 2>(t, k0, depth, n0 + 32, fuse, ends);
+  constexpr int64_t group = kBlockM / kFewRows * kBlockK;  // of k: what the scratch memory holds
+  for (int64_t g0 = 0; g0 < t.k; g0 += group) {
+    const int64_t end = t.k - g0 < group ? t.k : g0 + group;
+    bool wide = false;
+    MatmulTile part = t;  // block i of a lies behind block i - 1
+    for (int64_t k0 = g0; k0 < end; k0 += kBlockK, part.a_scratch += rows * kRowA) {
+      const int64_t depth = end - k0 < kBlockK ? end - k0 : kBlockK;
+      Seen seen;
+      OPENSPYRE_DECODE(t.a_format, decode_rows_as, seen, part, 0, t.m, k0, depth)
+      wide = wide || seen.wide;
+    }
+    for (int64_t n0 = 0; n0 < t.n; n0 += kPanel) {  // b in long runs of memory
+      part.a_scratch = t.a_scratch;
+      for (int64_t k0 = g0; k0 < end; k0 += kBlockK, part.a_scratch += rows * kRowA) {
+        const int64_t depth = end - k0 < kBlockK ? end - k0 : kBlockK;
+        const Ends ends{k0 == 0 && !t.accumulate, k0 + depth == t.k, t.integers};
+        bool fuse = !wide;
+        if constexpr (format == Format::BFLOAT16) {
+          fuse = fuse && narrow_columns(t, k0, depth, n0);
+        }
+        if (t.n - n0 <= 32) {
+          few_columns<format, rows, 2>(part, k0, depth, n0, fuse, ends);
+        } else if constexpr (rows <= 5) {
+          few_columns<format, rows, 4>(part, k0, depth, n0, fuse, ends);
+        } else {  // more accumulators than registers: a half at a time, the second cached
+          few_columns<format, rows, 2>(part, k0, depth, n0, fuse, ends);
+          few_columns<format, rows, 2>(part, k0, depth, n0 + 32, fuse, ends);
+        }
       }
     }
   }
