@@ -28,6 +28,7 @@ from openspyre.program.model import (
     Unit,
     Wait,
 )
+from openspyre.program.ops import Kind
 
 T = TypeVar("T")
 Path: TypeAlias = tuple[int, ...]
@@ -265,8 +266,9 @@ def _tiles(
         for kind, detail, new in _one_tile(program, access):
             tiles = [*every_tile[:number], new, *every_tile[number + 1 :]]
             yield kind, f"tile {number} {detail}", put(_with_tiles(old, tiles))
-    # Two inputs exchanged.
-    if isinstance(old, Compute) and len(old.inputs) > 1:
+    # Two inputs exchanged; of source and index it would be another program, that may run.
+    moves = (Kind.GATHER, Kind.SCATTER)
+    if isinstance(old, Compute) and len(old.inputs) > 1 and old.kind not in moves:
         tiles = [every_tile[1], every_tile[0], *every_tile[2:]]
         if tiles[0].format is tiles[1].format and old.body is None:
             yield "exchange inputs", "", put(_with_tiles(old, tiles))
