@@ -59,9 +59,13 @@ Core::Core(Shared* shared, int64_t number, std::byte* lx)
 std::string Core::place(const Queue& queue) const {
   std::string path, loops;
   for (const Frame& frame : queue.frames) {
-    path += (path.empty() ? "" : ".") + std::to_string(frame.at);
+    if (!path.empty()) path += '.';
+    path += std::to_string(frame.at);
     if (frame.name == nullptr || frame.name->empty()) continue;
-    loops += (loops.empty() ? " at " : ", ") + *frame.name + "=" + std::to_string(frame.step);
+    loops += loops.empty() ? " at " : ", ";
+    loops += *frame.name;
+    loops += '=';
+    loops += std::to_string(frame.step);
   }
   const char* name = queue.current == nullptr ? "" : tag_name(queue.current->tag);
   return std::string(unit_name(queue.unit)) + "[" + path + "] " + name + " on core " +

@@ -28,8 +28,15 @@ void LazyLoads::copy(const Entry& entry) {
   copied_ += entry.box.points() * kStickBytes;
 }
 
-void LazyLoads::drop(int i) {
-  entry_[i] = entry_[--entries_];
+// Takes the marked entries out; the others keep their order.
+void LazyLoads::keep(const bool* dropped) {
+  int kept = 0;
+  for (int i = 0; i < entries_; ++i) {
+    if (dropped[i]) continue;
+    if (kept != i) entry_[kept] = entry_[i];
+    ++kept;
+  }
+  entries_ = kept;
   if (entries_ == 0) {
     low_ = INT64_MAX;
     high_ = 0;
@@ -37,48 +44,66 @@ void LazyLoads::drop(int i) {
 }
 
 void LazyLoads::copy_overlapping(int64_t low, int64_t high) {
+  // What is asked for, and what lies under it: an older load must not be copied over a newer one.
+  bool taken[kEntries] = {};
+  bool any = false;
   for (int i = entries_ - 1; i >= 0; --i) {
-    if (entry_[i].high <= low || entry_[i].low >= high) continue;
-    copy(entry_[i]);
-    drop(i);
+    taken[i] = entry_[i].high > low && entry_[i].low < high;
+    for (int j = i + 1; !taken[i] && j < entries_; ++j) {
+      taken[i] = taken[j] && entry_[i].high > entry_[j].low && entry_[i].low < entry_[j].high;
+    }
+    any = any || taken[i];
   }
+  if (!any) return;
+  for (int i = 0; i < entries_; ++i) {
+    if (taken[i]) copy(entry_[i]);
+  }
+  keep(taken);
 }
 
-void LazyLoads::overwrite(const Tile& tile) {
+void LazyLoads::drop_covered(const Tile& tile) {
   StickBox box;
   int shape = 0;  // 1: nested, 2: not
-  for (int i = entries_ - 1; i >= 0; --i) {
+  bool covered[kEntries] = {};
+  bool any = false;
+  for (int i = 0; i < entries_; ++i) {
     const Entry& entry = entry_[i];
     if (entry.high <= tile.low || entry.low >= tile.high) continue;
     if (shape == 0) {
       box = box_of(tile);
       shape = box.nest(tile.point_bytes) ? 1 : 2;
     }
-    bool covered = false;
-    if (shape == 1) {
-      covered = tile.low <= entry.low && entry.high <= tile.high &&
-                dense(box, tile.point_bytes, tile.low, tile.high);
-      if (!covered && tile.low == entry.low && tile.point_bytes == kStickBytes) {
-        // The same grid of sticks, at least as far in every direction.
-        covered = true;
-        int at = 0;
-        for (int d = 0; covered && d < entry.box.dims; ++d) {
-          while (at < box.dims && box.to[at] > entry.box.to[d]) ++at;
-          covered =
-              at < box.dims && box.to[at] == entry.box.to[d] && box.count[at] >= entry.box.count[d];
-        }
+    if (shape == 2) return;
+    covered[i] = tile.low <= entry.low && entry.high <= tile.high &&
+                 dense(box, tile.point_bytes, tile.low, tile.high);
+    if (!covered[i] && tile.low == entry.low && tile.point_bytes == kStickBytes) {
+      // The same grid of sticks, at least as far in every direction.
+      covered[i] = true;
+      int at = 0;
+      for (int d = 0; covered[i] && d < entry.box.dims; ++d) {
+        while (at < box.dims && box.to[at] > entry.box.to[d]) ++at;
+        covered[i] =
+            at < box.dims && box.to[at] == entry.box.to[d] && box.count[at] >= entry.box.count[d];
       }
     }
-    if (!covered) copy(entry);
-    drop(i);
+    any = any || covered[i];
   }
+  if (any) keep(covered);
+}
+
+void LazyLoads::overwrite(const Tile& tile) {
+  drop_covered(tile);
+  copy_overlapping(tile.low, tile.high);
 }
 
 bool LazyLoads::defer(const Tile& target, const StickBox& given, const std::byte* memory) {
-  before_write(target);
-  if (entries_ == kEntries) return false;
+  drop_covered(target);
   StickBox box = given;
-  if (!box.nest(kStickBytes)) return false;
+  if (!box.nest(kStickBytes)) {
+    copy_overlapping(target.low, target.high);
+    return false;
+  }
+  if (entries_ == kEntries) copy_all();
   Entry& entry = entry_[entries_++];
   entry.low = target.low;
   entry.high = target.high;
@@ -120,10 +145,10 @@ bool LazyLoads::part_of(const Entry& entry, const Tile& tile, const std::byte** 
 }
 
 bool LazyLoads::find_slow(const Tile& tile, const std::byte** memory, int64_t* stride) {
-  for (int i = 0; i < entries_; ++i) {
+  for (int i = entries_ - 1; i >= 0; --i) {
     if (entry_[i].high <= tile.low || entry_[i].low >= tile.high) continue;
     if (part_of(entry_[i], tile, memory, stride)) return true;
-    break;  // another load may overlap too, but then the tile is no part of any single one
+    break;  // what an older load holds of the tile is, as far as one can see here, not all of it
   }
   copy_overlapping(tile.low, tile.high);
   return false;

@@ -3,7 +3,8 @@
 // A plain LOAD of an operand that nobody writes during the launch need not move a byte: a COMPUTE
 // that reads the tile can read the operand. Here stands, for the LX of one core, which sticks are
 // still only in LPDDR5. Every access to LX asks first; whatever it does is exactly what copying at
-// once would have done.
+// once would have done. Where deferred loads overlap, the later one is what LX holds: a short last
+// tile in a slot does not make the copy of the long one before it necessary.
 //
 // Torch-free. Not thread-safe: cores whose LX others read lock around it.
 #pragma once
@@ -57,18 +58,20 @@ class LazyLoads {
   };
 
   void copy_overlapping(int64_t low, int64_t high);
+  void copy_all() { copy_overlapping(INT64_MIN, INT64_MAX); }
+  void drop_covered(const Tile& tile);
   void overwrite(const Tile& tile);
   bool find_slow(const Tile& tile, const std::byte** memory, int64_t* stride);
   bool part_of(const Entry& entry, const Tile& tile, const std::byte** memory,
                int64_t* stride) const;
   void copy(const Entry& entry);
-  void drop(int i);
+  void keep(const bool* dropped);
 
   std::byte* lx_ = nullptr;
   int entries_ = 0;
   int64_t low_ = INT64_MAX, high_ = 0;  // hull of all entries; never too small
   int64_t copied_ = 0;
-  Entry entry_[kEntries];
+  Entry entry_[kEntries];  // by age, oldest first
 };
 
 }  // namespace openspyre::machine
