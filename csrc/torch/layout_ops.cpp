@@ -104,6 +104,25 @@ at::Tensor raw_read(const at::Tensor& self) {
   return bytes;
 }
 
+// For replaying a recording: the block's bytes as raw_read gave them.
+void raw_write(const at::Tensor& self, const at::Tensor& bytes) {
+  const Allocation& allocation = checked(self, "raw_write");
+  const card::Block& block = *allocation.block;
+  TORCH_CHECK_VALUE(bytes.device().is_cpu() && bytes.scalar_type() == at::kByte &&
+                        bytes.is_contiguous() && bytes.numel() <= static_cast<int64_t>(block.size),
+                    "raw_write: wants at most ", block.size, " contiguous uint8 on the CPU, got ",
+                    bytes.numel(), " ", bytes.scalar_type(), " on ", bytes.device());
+  if (block.host == nullptr) {
+    guarded(
+        [] { throw card::NoBacking("raw_write: the card holds no data (OPENSPYRE_EXECUTE=off)"); });
+  }
+  const auto* from = static_cast<const std::byte*>(bytes.const_data_ptr());
+  const auto n = static_cast<size_t>(bytes.numel());
+  run_on_card(
+      *allocation.device, card::Engine::H2D, "raw write", bytes.numel(),
+      [&] { std::memcpy(block.host, from, n); }, touches_all(allocation, true));
+}
+
 // PT26: torch.save carries only names of booleans for a backend's metadata, so a layout that is
 // not the default one travels inside a name.
 constexpr const char* kLayoutKey = "spyre.layout:";
@@ -163,12 +182,14 @@ TORCH_LIBRARY(openspyre, m) {
       "int[] device_size, int[] stride_map) -> Tensor");
   m.def("_block_of(Tensor self) -> int[]");
   m.def("_raw_read(Tensor self) -> Tensor");
+  m.def("_raw_write(Tensor(a!) self, Tensor bytes) -> ()");
 }
 TORCH_LIBRARY_IMPL(openspyre, CompositeExplicitAutograd, m) {
   m.impl("_layout_of", &layout_of_op);
   m.impl("_empty_with_layout", &empty_with_layout);
   m.impl("_block_of", &block_of);
   m.impl("_raw_read", &raw_read);
+  m.impl("_raw_write", &raw_write);
 }
 
 }  // namespace

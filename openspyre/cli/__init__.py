@@ -11,6 +11,7 @@ import click
 
 import openspyre
 from openspyre.cli.program import program
+from openspyre.cli.replay import replay
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -20,3 +21,4 @@ def main() -> None:
 
 
 main.add_command(program)
+main.add_command(replay)
