@@ -29,6 +29,7 @@ from openspyre.program import ProgramBuilder
 from openspyre.program import body as f
 from openspyre.program.body import BodyFunction
 from openspyre.reference import numbers
+from openspyre.reference.functions import FUNCTIONS
 
 F32, I32, I64 = np.float32, np.int32, np.int64
 _SMALL = (0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 1.5, -1.5, 2.5, -2.5, 3.7, -3.7, 1e-45, -1e-40)
@@ -358,3 +359,18 @@ def test_philox_words() -> None:
             )
             want = [philox_law(key, int(c) % 2**64)[word] for c in counters]
             assert [int(v) % 2**32 for v in got] == want
+
+
+@pytest.mark.parametrize("op", sorted(FUNCTIONS))
+def test_functions_are_close_to_torch(op: str) -> None:
+    """Their law is the extension's; here only that each is the function of its name."""
+    x = np.linspace(0.05, 0.95, 70, dtype=F32) + F32(op == "acosh")
+    y = np.linspace(0.5, 2, 70, dtype=F32)
+    args = (x, y) if op in ("pow", "atan2") else (x,)
+    tensors = [torch.from_numpy(a.astype(np.float64)) for a in args]
+    if op == "gelu_tanh":
+        want = torch.nn.functional.gelu(tensors[0], approximate="tanh")
+    else:
+        want = (getattr(torch, op, None) or getattr(torch.nn.functional, op))(*tensors)
+    got = elementwise(lambda *regs: f.apply(op, *regs), "float32", *args)
+    np.testing.assert_allclose(got, want.numpy(), rtol=1e-6)
