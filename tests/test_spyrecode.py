@@ -41,10 +41,6 @@ SHAPE = jsonschema.Draft202012Validator(SCHEMA)
 Json = Any
 
 
-def unary() -> Program:
-    return abs64()
-
-
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One kernel with its correction."""
