@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import mpmath as mp
+import mpmath as mp  # type: ignore[import-untyped]
 
 mp.mp.dps = 60
 Function = Callable[[Any], Any]
@@ -50,9 +50,9 @@ def folded(function: Function, centre: Any) -> Function:
 
 def rest(function: Function, known: Function, power: int) -> Function:
     """(f(x) - its first Taylor terms) / x^power, in x^2: 60 digits outlive the cancellation."""
-    return lambda square: (function(mp.sqrt(square)) - known(mp.sqrt(square))) / mp.sqrt(
-        square
-    ) ** power
+    return lambda square: (
+        (function(mp.sqrt(square)) - known(mp.sqrt(square))) / mp.sqrt(square) ** power
+    )
 
 
 def itself(x: Any) -> Any:
@@ -91,7 +91,14 @@ def main() -> None:
     fit("log: (2 atanh s - 2 s) / s^3 in s^2", log_rest, "1e-12", "0.0295", 6, "d")
     quarter = (mp.pi / 4 * mp.mpf("1.01")) ** 2
     fit("sin: (sin r - r) / r^3 in r^2", rest(mp.sin, itself, 3), "1e-12", quarter, 5, "d")
-    fit("cos: (cos r - 1 + r^2/2) / r^4 in r^2", rest(mp.cos, lambda r: 1 - r * r / 2, 4), "1e-10", quarter, 5, "d")
+    fit(
+        "cos: (cos r - 1 + r^2/2) / r^4 in r^2",
+        rest(mp.cos, lambda r: 1 - r * r / 2, 4),
+        "1e-10",
+        quarter,
+        5,
+        "d",
+    )
     tan8 = mp.mpf("0.4143") ** 2
     fit("atan: (atan x - x) / x^3 in x^2", rest(mp.atan, itself, 3), "1e-12", tan8, 8, "d")
     fit("asin: (asin x - x) / x^3 in x^2", rest(mp.asin, itself, 3), "1e-12", "0.2501", 9, "d")

@@ -101,7 +101,8 @@ OPENSPYRE_STEP F over_one_and(F n, F z) {
   const F d = 1.0f + z;
   const F lost = z - (d - 1.0f);
   const F q = n / d;
-  return q - at_most(q, 3e38f) * (lost * (0.957f - 0.457f * z));  // infinity stays
+  const F near = q - at_most(q, 3e38f) * (lost * (0.957f - 0.457f * z));  // infinity stays
+  return with_sign(abs(near), n);                                         // and so does -0
 }
 
 OPENSPYRE_STEP F exp(F x) { return exp_scaled(at_least(at_most(x, 89.0f), -104.0f)).value(); }
@@ -123,7 +124,7 @@ OPENSPYRE_STEP F tanh(F x) {
                             2.176250291e-2f, -8.323187058e-3f, 2.269501684e-3f);
   const F near = x + x * (square * rest);
   const F e = exp_scaled(at_most(a + a, 20.0f)).value();
-  return select(a < 0.625f, near, with_sign(1.0f - 2.0f / (e + 1.0f), x));
+  return with_sign(abs(select(a < 0.625f, near, 1.0f - 2.0f / (e + 1.0f))), x);
 }
 
 // --- GELU: x * Phi(x), Phi the normal distribution: for small x by the series of Phi, else
