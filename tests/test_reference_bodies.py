@@ -28,7 +28,10 @@ from openspyre.formats import (
 from openspyre.program import ProgramBuilder
 from openspyre.program import body as f
 from openspyre.program.body import BodyFunction
+from openspyre.program.model import Node
+from openspyre.program.ops import BODY_OP, BODY_OPS
 from openspyre.reference import numbers
+from openspyre.reference.body import operation
 from openspyre.reference.functions import FUNCTIONS
 
 F32, I32, I64 = np.float32, np.int32, np.int64
@@ -374,3 +377,64 @@ def test_functions_are_close_to_torch(op: str) -> None:
         want = (getattr(torch, op, None) or getattr(torch.nn.functional, op))(*tensors)
     got = elementwise(lambda *regs: f.apply(op, *regs), "float32", *args)
     np.testing.assert_allclose(got, want.numpy(), rtol=1e-6)
+
+
+def _operations() -> list[tuple[str, str, object, int]]:
+    """(operation, type, immediate, its code) of everything with operands that is not a function."""
+    out: list[tuple[str, str, object, int]] = []
+    for op in BODY_OPS:
+        if not op.operands or op.name in FUNCTIONS:
+            continue
+        for type_ in op.types:
+            if op.name == "cast":
+                out += [(op.name, type_, to, code) for code, to in enumerate("filb")]
+            elif op.name == "bits":
+                to = "i" if type_ == "f" else "f"
+                out.append((op.name, type_, to, "filb".index(to)))
+            elif op.name == "round":
+                formats = [one for one in Format if numbers.letter_of(one) == "f"]
+                out += [(op.name, type_, one.name, list(Format).index(one)) for one in formats]
+            elif op.name == "philox":
+                out += [(op.name, type_, word, word) for word in range(4)]
+            else:
+                out.append((op.name, type_, None, 0))
+    return out
+
+
+@pytest.mark.parametrize(("op", "type_", "immediate", "code"), _operations())
+def test_simple_operations_equal_the_machines(
+    op: str, type_: str, immediate: object, code: int
+) -> None:
+    """Two implementations that share no line, on any bits at all."""
+    from openspyre import _C
+
+    rng = np.random.default_rng(40)
+    kinds = {"f": np.uint32, "i": np.int32, "l": np.int64, "b": np.bool_}
+    edges: dict[str, np.ndarray] = {
+        "f": EDGES,
+        "i": np.array([*INTEGERS, -(2**31), 2**31 - 1], dtype=I32),
+        "l": np.array([*INTEGERS, -(2**63), 2**63 - 1, 2**31, -(2**31) - 1], dtype=I64),
+        "b": np.array([False, True]),
+    }
+
+    def operand(letter: str, turn: int) -> np.ndarray:
+        n = 4000
+        if letter == "b":
+            return rng.integers(0, 2, n).astype(np.bool_)
+        low, high = (0, 2**32) if letter == "f" else (-(2**31), 2**31)
+        if letter == "l":
+            low, high = -(2**63), 2**63 - 1
+        values = rng.integers(low, high, n, dtype=kinds[letter])
+        values = values.view(F32) if letter == "f" else values
+        a, b = pairs(edges[letter])
+        chosen = (a, b)[turn % 2]
+        near = values.copy()
+        near[: len(chosen)] = chosen
+        return near
+
+    letters = [type_ if one == "T" else one for one in BODY_OP[op].operands]
+    args = [operand(letter, turn) for turn, letter in enumerate(letters)]
+    with np.errstate(all="ignore"):
+        got = operation(Node(op, type_, (), immediate), args, Numerics())  # type: ignore[arg-type]
+    want = _C._sfu_apply(op, type_, args, code)
+    same(got, np.asarray(want))

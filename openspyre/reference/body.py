@@ -72,6 +72,12 @@ def _node(
         return np.array(symbols[str(immediate)], dtype=type_)
     if node.op == "index":
         return indices[str(immediate)]
+    return operation(node, args, numerics)
+
+
+def operation(node: Node, args: Sequence[Array], numerics: Numerics) -> Array:
+    """The result of one operation that has operands, given their registers."""
+    immediate = node.immediate
     if node.op == "cast":
         return cast(args[0], REGISTERS[_letter(immediate)])
     if node.op == "bits":
@@ -84,7 +90,7 @@ def _node(
         return functions.apply(node.op, args)
     table = _FLOAT if node.type == "f" else _TRUTH if node.type == "b" else _INTEGER
     result = np.asarray((table.get(node.op) or _ANY[node.op])(*args))
-    return result.astype(REGISTERS[op.result_of(node.type)], copy=False)
+    return result.astype(REGISTERS[BODY_OP[node.op].result_of(node.type)], copy=False)
 
 
 def _letter(immediate: object) -> str:
