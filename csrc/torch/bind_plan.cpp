@@ -7,6 +7,7 @@
 #include "torch/bind.h"
 #include "torch/current.h"
 #include "torch/errors.h"
+#include "torch/graph.h"
 #include "torch/launch.h"
 
 namespace openspyre::device {
@@ -204,6 +205,7 @@ std::string check_order(const std::vector<std::string>& kinds,
 }  // namespace
 
 void bind_plan(py::module_& m) {
+  m.def("register_graph", &register_graph, "torch.accelerator.Graph for spyre, once it is named.");
   py::class_<PreparedPlan, std::shared_ptr<PreparedPlan>>(m, "Plan", "A prepared plan.")
       .def(py::init(&prepare), py::arg("device"), py::arg("description"), py::arg("cost"))
       .def("launch", &launch, py::arg("tensors"), py::arg("stream") = -1,

@@ -10,6 +10,7 @@
 #include "machine/pool.h"
 #include "torch/current.h"
 #include "torch/errors.h"
+#include "torch/graph.h"
 #include "torch/interrupt.h"
 #include "torch/op_scope.h"
 
@@ -53,6 +54,7 @@ struct Borrowed {
 
 void run_on_card(card::Device& device, card::Engine engine, const char* what, int64_t bytes,
                  std::function<void()> work, std::vector<card::Access> accesses) {
+  refuse_in_capture(device.index, what);
   const card::StreamId stream = current_stream(device.index);
   auto borrowed = std::make_shared<Borrowed>();
   borrowed->work = std::move(work);
@@ -88,6 +90,7 @@ void wait_for_stream(card::Device& device, card::StreamId stream) {
 
 void submit_to_card(card::Device& device, card::Engine engine, const char* what, int64_t bytes,
                     std::function<void()> work, std::vector<card::Access> accesses) {
+  refuse_in_capture(device.index, what);
   follow_torch_threads(bytes);
   card::Step step = make_step(device, engine, what, bytes);
   step.may_run_inline = bytes <= kInlineBytes;

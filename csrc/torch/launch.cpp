@@ -11,6 +11,7 @@
 #include "torch/current.h"
 #include "torch/dtypes.h"
 #include "torch/errors.h"
+#include "torch/graph.h"
 
 namespace openspyre::device {
 
@@ -430,6 +431,13 @@ void PreparedPlan::launch(const std::vector<at::Tensor>& tensors, card::StreamId
     request.numerics = numerics;
     request.symbols = bound.symbols;
     find_costs(bound, request);
+  }
+  if (capturing(device.index, stream)) {
+    CapturedLaunch captured{shared_from_this(), tensors, {}, std::move(requests)};
+    for (Bound::Tensor& tensor : bound.tensors)
+      captured.allocations.push_back(std::move(tensor.allocation));
+    capture(device.index, stream, std::move(captured));
+    return;
   }
   // Without the GIL: memory pressure collects garbage, and other threads may hold the plan.
   const WithoutGil released;

@@ -29,7 +29,7 @@ struct NamedNumber {
   double real;
 };
 
-class PreparedPlan {
+class PreparedPlan : public std::enable_shared_from_this<PreparedPlan> {
  public:
   // `cost` gives the modelled duration in ns of Compute step i for given symbols; called with the
   // GIL, once for each distinct vector of values. Throws as card::Plan and std::invalid_argument.

@@ -77,7 +77,7 @@ from openspyre.device.memory import (
     reset_peak_memory_stats,
 )
 from openspyre.device.modules import move_module
-from openspyre.device.plans import check_job_plan_step_ordering, launch, prepare
+from openspyre.device.plans import check_job_plan_step_ordering, launch, prepare, record
 from openspyre.device.random import (
     default_generators,
     fork_rng,
@@ -189,6 +189,7 @@ __all__ = [
     "plans",
     "prepare",
     "random",
+    "record",
     "reset_accumulated_memory_stats",
     "reset_fallback_report",
     "reset_peak_memory_stats",

@@ -6,6 +6,7 @@ What reads directories and programs is imported at the first use: `import torch`
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,9 @@ from openspyre import _C
 from openspyre.device.devices import Device, device_index
 
 if TYPE_CHECKING:
+    from openspyre.device.recording import Recorder
     from openspyre.runtime.plan import ExpectedArgument, JobPlan, PlanCounters
+    from openspyre.runtime.recording import Recording
 
 __all__ = [
     "ExpectedArgument",
@@ -28,7 +31,11 @@ __all__ = [
     "images",
     "launch",
     "prepare",
+    "record",
 ]
+
+recorder: Recorder | None = None
+"""Where launches of this process are kept, if anywhere (openspyre.device.recording)."""
 
 
 def prepare(
@@ -89,14 +96,41 @@ def launch(
         from openspyre.device.registration import configuration
 
         allow_tiled_launch = configuration().allow_tiled_launch
+    if recorder is not None:
+        recorder.launch(plan, tensors, stream, symbols, allow_tiled_launch)
+    else:
+        submit(plan, tensors, stream, symbols, allow_tiled_launch)
+
+
+def submit(
+    plan: JobPlan,
+    tensors: Sequence[torch.Tensor],
+    stream: torch.Stream | None,
+    symbols: Mapping[str, int | float] | None,
+    tiled: bool,
+) -> None:
+    """`launch` past the recorder."""
     if stream is None:
-        plan._native.launch(tensors, -1, symbols, allow_tiled_launch)
+        plan._native.launch(tensors, -1, symbols, tiled)
         return
     if stream.device_index != plan.device_index or stream.device.type != "spyre":
         raise ValueError(
             f"launch: the stream belongs to {stream.device}, the plan to spyre:{plan.device_index}"
         )
-    plan._native.launch(tensors, stream.stream_id, symbols, allow_tiled_launch)
+    plan._native.launch(tensors, stream.stream_id, symbols, tiled)
+
+
+def record(directory: str | Path) -> AbstractContextManager[Recording]:
+    """Keeps every launch of the process that is made inside, in a new directory: plans, contents
+    of the tensors, what each launch left. Run it again with `openspyre replay`, or
+    `openspyre.runtime.recording.replay`. Waits for the card around every launch.
+
+    Yields the Recording, which is written at the end, also after an error. Raises RecordingError
+    when the directory holds something already, or inside another `record`.
+    """
+    from openspyre.device.recording import recording_to
+
+    return recording_to(directory)
 
 
 def check_job_plan_step_ordering(

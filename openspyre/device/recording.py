@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from openspyre.device import numerics
+from openspyre.device import numerics, plans
 from openspyre.device.layouts import is_raw, layout_of
 from openspyre.runtime.recording import (
     Buffer,
@@ -33,29 +33,21 @@ from openspyre.runtime.recording import (
 if TYPE_CHECKING:
     from openspyre.runtime.plan import JobPlan
 
-active: Recorder | None = None
-"""Where launches of this process are kept, if anywhere. One at a time."""
-
 
 @contextmanager
-def record(directory: str | Path) -> Iterator[Recording]:
-    """Keeps every `torch.spyre.launch` of the process that is made inside, in a new directory.
-
-    Yields the Recording, which grows; it is written at the end, also after an error. Raises
-    RecordingError when the directory holds something already, or inside another `record`.
-    """
-    global active
-    if active is not None:
-        raise RecordingError(f"already recording to {active.recording.directory}")
+def recording_to(directory: str | Path) -> Iterator[Recording]:
+    """`torch.spyre.record`."""
+    if plans.recorder is not None:
+        raise RecordingError(f"already recording to {plans.recorder.recording.directory}")
     path = Path(directory)
     if path.exists() and any(path.iterdir()):
         raise RecordingError(f"{path} is not empty: a recording takes a new directory")
     (path / "payloads").mkdir(parents=True, exist_ok=True)
-    active = Recorder(Recording(path, describe_numerics(numerics.get())))
+    recorder = plans.recorder = Recorder(Recording(path, describe_numerics(numerics.get())))
     try:
-        yield active.recording
+        yield recorder.recording
     finally:
-        recorder, active = active, None
+        plans.recorder = None
         recorder.recording.save()
 
 
@@ -78,8 +70,6 @@ class Recorder:
     ) -> None:
         """Launches, and keeps what it was and did. Raises what the launch raises; then nothing is
         kept of it but the contents that were found before."""
-        from openspyre.device.plans import submit
-
         with self._lock:
             torch.accelerator.synchronize(plan.device_index)
             roles = [argument.role for argument in plan.expected_arguments]
@@ -89,7 +79,7 @@ class Recorder:
                     break  # the launch itself says best what is wrong
                 views.append(self._view(tensor))
             used = stream or torch.accelerator.current_stream(plan.device_index)
-            submit(plan, tensors, stream, symbols, tiled)
+            plans.submit(plan, tensors, stream, symbols, tiled)
             torch.accelerator.synchronize(plan.device_index)
             reads, writes = set(), {}
             for view, tensor, role in zip(views, tensors, roles, strict=True):

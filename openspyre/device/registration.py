@@ -55,6 +55,7 @@ def register(module: ModuleType) -> None:
     _C.configure(_configuration.runtime())
     _apply(_configuration)
     rename_privateuse1_backend(NAME)
+    _C.register_graph()
     torch._register_device_module(NAME, module)
     for name in SUBMODULES:
         sys.modules[f"torch.{NAME}.{name}"] = importlib.import_module(f"{module.__name__}.{name}")
