@@ -14,6 +14,7 @@ from conftest import RunPython
 
 from openspyre import _C
 from openspyre.program import body as f
+from openspyre.program.verify import VerifyError
 
 F16 = torch.float16
 
@@ -453,7 +454,7 @@ def beyond(size: int, stretch: int) -> Any:
 
 def test_rt32_one_stick_past_an_allocation_faults(tmp_path: Path) -> None:
     directory = made.write(tmp_path / "beyond", beyond(64, 1))
-    with pytest.raises(RuntimeError):
+    with pytest.raises(VerifyError, match="x0"):
         torch.spyre.prepare(directory)  # the verifier sees it
     plan = torch.spyre.prepare(directory, verify=False)
     x, out = on_card(64), torch.empty(64, dtype=F16, device="spyre")

@@ -192,18 +192,6 @@ def test_an_evicted_image_comes_back_at_the_next_launch(tmp_path: Path) -> None:
     assert (image.loads, image.evictions) == (2, 1)
 
 
-def test_rt22_programs_and_tensors_have_regions_of_their_own(tmp_path: Path) -> None:
-    plan = torch.spyre.prepare(made.write(tmp_path / "abs", made.absolute()))
-    x = torch.zeros(64, dtype=torch.float16, device="spyre")
-    kinds = {
-        segment["segment_type"]: segment
-        for segment in torch.spyre.memory_snapshot()["segments"]
-        if "segment_type" in segment
-    }
-    assert x.device.type == "spyre" and plan.is_resident
-    assert len(kinds) >= 1
-
-
 def test_rt31_two_plans_run_at_program_offset_zero(tmp_path: Path) -> None:
     one = torch.spyre.prepare(made.write(tmp_path / "a", made.absolute()))
     two = torch.spyre.prepare(made.write(tmp_path / "b", made.add_one()))

@@ -222,7 +222,9 @@ class JobPlan:
         """A unified diff of the two plans' JSON, without directories; "" when they say the same."""
         mine, theirs = self.to_dict(), other.to_dict()
         for plan in (mine, theirs):
-            del plan["directory"]
+            own = _directory_name(Path(plan.pop("directory")))
+            for step in plan["steps"]:
+                step["name"] = step["name"].removeprefix(own)
         return "\n".join(
             difflib.unified_diff(
                 json.dumps(mine, indent=1).splitlines(),
@@ -337,8 +339,13 @@ def _argument_dict(a: ExpectedArgument) -> dict[str, Any]:
 # --- preparation
 
 
+def _directory_name(directory: Path) -> str:
+    """What the names of steps without a name of their own begin with."""
+    root = directory.resolve()
+    return f"{root.parent.name}/{root.name}/"
+
+
 def _step_names(code: SpyreCode, profiler_name: str | None) -> tuple[str, ...]:
-    root = code.directory.resolve()
     names = []
     for index, step in enumerate(code.steps):
         if profiler_name is not None:
@@ -346,7 +353,7 @@ def _step_names(code: SpyreCode, profiler_name: str | None) -> tuple[str, ...]:
         elif isinstance(step, ComputeOnDevice) and step.name:
             name = step.name
         else:
-            name = f"{root.parent.name}/{root.name}/bundle.mlir#{index}"
+            name = f"{_directory_name(code.directory)}bundle.mlir#{index}"
         if len(name) > MAX_NAME:
             if profiler_name is not None:
                 raise ValueError(
