@@ -73,8 +73,8 @@ def _prepared(root: Path, name: str, program: Any) -> Any:
 
 
 def _launcher(plan: Any, tensors: list[Any]) -> Callable[[], None]:
-    from openspyre.device.plans import launch
     from openspyre.device.devices import synchronize as wait
+    from openspyre.device.plans import launch
 
     def once() -> None:
         launch(plan, tensors)
@@ -173,8 +173,8 @@ def _launches(root: Path) -> Iterator[Row]:
     import torch
 
     from examples.programs import pointwise
-    from openspyre.device.plans import launch
     from openspyre.device.devices import synchronize as wait
+    from openspyre.device.plans import launch
 
     plan = _prepared(root, "small", pointwise.neg(64, 64, cores=1))
     tensors = [torch.zeros(64, 64, dtype=torch.float16).to("spyre") for _ in range(2)]
