@@ -4,7 +4,7 @@
 // matmul_body.h, so the same bits; it only saves the way of b through scratch memory.
 
 constexpr int64_t kFewRows = 8;
-constexpr int64_t kAhead = 32;  // rows of b fetched ahead
+constexpr int64_t kAhead = 128;  // rows of b fetched ahead
 
 // Rows of the output in registers over `depth` steps of k; `vectors` times 16 columns of one or
 // two sticks of b. Returns false, with out untouched, when DLFloat16's merged code was met and
