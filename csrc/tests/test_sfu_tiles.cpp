@@ -200,7 +200,7 @@ int random_body(Random& random, Case& c, Register type) {
 }  // namespace
 
 TEST(sfu_map_is_the_body_at_every_point) {
-  for (uint64_t seed = 0; seed < 400; ++seed) {
+  for (uint64_t seed = 0; seed < 200; ++seed) {
     Random random(1000 + seed);
     Case c(Kind::Map);
     const int labels = int(pick(random, 0, 4));
@@ -275,7 +275,7 @@ TEST(sfu_map_works_in_place) {
 }
 
 TEST(sfu_reduce_adds_in_the_written_order) {
-  for (uint64_t seed = 0; seed < 500; ++seed) {
+  for (uint64_t seed = 0; seed < 270; ++seed) {
     Random random(2000 + seed);
     Case c(Kind::Reduce);
     const int labels = int(pick(random, 1, 4));
@@ -405,7 +405,7 @@ TEST(sfu_fold_goes_by_halves) {
 }
 
 TEST(sfu_scan_runs_along_any_label) {
-  for (uint64_t seed = 0; seed < 300; ++seed) {
+  for (uint64_t seed = 0; seed < 160; ++seed) {
     Random random(4000 + seed);
     Case c(Kind::Scan);
     const int labels = int(pick(random, 1, 3));
