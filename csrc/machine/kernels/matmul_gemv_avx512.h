@@ -26,7 +26,6 @@ static bool few(const MatmulTile& t, int64_t k0, int64_t depth, int64_t column, 
   // A format of 4 bytes has the second half of 64 columns in another stick.
   const std::byte* b = t.b + k0 * t.b_row + (column / eps) * t.b_stick + (column % eps) * bytes;
   const int64_t second = eps == 32 && vectors == 4 ? t.b_stick - 128 : 0;
-  Seen seen;
   __m512i merged = _mm512_setzero_si512();
   const int64_t step = t.b_row;
   for (int64_t k = 0; k < depth; ++k, b += step) {
