@@ -1,6 +1,7 @@
 """Every acceptance id is in the name of a test, or waits for a later stage with a reason.
 
-Ids: RT (runtime), L (layouts), PT (pitfalls of PyTorch), B (known traps of accelerators). A test
+Ids: RT (runtime), L (layouts), P (Programs), N (numerics), T (timing), PT (pitfalls of PyTorch), B
+(known traps of accelerators). A test
 carries its ids in its name: `test_rt12_b109_...` in Python, `TEST(rt12_...)` in C++;
 `test_l1_to_l26_...` stands for a range. A deferred id must not have a test: when it gets one, its
 line here goes.
@@ -33,20 +34,29 @@ KNOWN_TRAPS = ids(
     193, 194, 196,
 )
 # fmt: on
-REQUIRED = ids("rt", range(1, 81)) | ids("l", range(1, 34)) | ids("pt", range(1, 39)) | KNOWN_TRAPS
+REQUIRED = (
+    ids("rt", range(1, 81))
+    | ids("l", range(1, 34))
+    | ids("p", range(1, 10))
+    | ids("n", range(1, 10))
+    | ids("t", 1, 2, 3, 5, 6, 7)  # there is no T4
+    | ids("pt", range(1, 39))
+    | KNOWN_TRAPS
+)
 
 # Reason -> ids. What needs a part of OpenSpyre that is not built yet.
 DEFERRED: dict[str, set[str]] = {
     "needs the compiler: a compiled program, its cache, planner or Inductor integration": ids(
         "b", 80, 124, 128, 130, 131, 133, 134, 137, 139, 140, 142, 188, 190, 196
-    ),
-    "needs JobPlans and SpyreCode directories": ids("rt", 25, 30, 31, 32, range(49, 73)),
+    )
+    | ids("p", 2, 7, 9)
+    | ids("n", 9),
+    "needs the calibrated timing model": ids("t", 3),
     "needs the distributed backend": ids("rt", range(76, 81))
     | ids("pt", 27)
     | ids("b", 154, 155, 157, 158),
     "needs the profiler, the trace or the live view": ids("pt", 15)
     | ids("b", 164, 166, 167, 169, 170, 172),
-    "needs launches to record: graph capture": ids("pt", 13),
     "needs the failure report and the tools of whole models": ids(
         "b", 163, 179, 181, 182, 184, 185, 187
     ),
@@ -71,11 +81,11 @@ def ids_of(name: str) -> set[str]:
     found = {
         f"{prefix}{int(number)}"
         for prefix, number in re.findall(
-            r"(?<![a-z0-9])(rt|l|pt|b)(\d+)(?![a-z0-9])", name.replace("_", " ")
+            r"(?<![a-z0-9])(rt|l|pt|p|n|t|b)(\d+)(?![a-z0-9])", name.replace("_", " ")
         )
     }
-    for first, last in re.findall(r"(?:^|_)l(\d+)_to_l(\d+)_", name):
-        found |= ids("l", range(int(first), int(last) + 1))
+    for prefix, first, last in re.findall(r"(?:^|_)([a-z]+)(\d+)_to_\1(\d+)_", name):
+        found |= ids(prefix, range(int(first), int(last) + 1))
     return found
 
 
