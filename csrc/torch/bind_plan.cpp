@@ -101,9 +101,14 @@ std::shared_ptr<PreparedPlan> prepare(int device_index, const py::dict& descript
   PlanSpec spec = read_spec(description);
   card::Device& device = device_at(device_index);
   const card::StreamId stream = current_stream(device_index);
-  // Called with the GIL only, and dropped with it: the plan dies in Python's hands.
-  PreparedPlan::Cost call = [cost](size_t step, const std::vector<int64_t>& symbols) {
-    return py::cast<int64_t>(cost(step, symbols));
+  // Called with the GIL. It may be dropped without: when preparing fails, or by a captured graph.
+  const std::shared_ptr<py::object> held(new py::object(cost), [](py::object* object) {
+    if (!Py_IsInitialized()) return;
+    const py::gil_scoped_acquire gil;
+    delete object;
+  });
+  PreparedPlan::Cost call = [held](size_t step, const std::vector<int64_t>& symbols) {
+    return py::cast<int64_t>((*held)(step, symbols));
   };
   const WithoutGil released;
   return std::make_shared<PreparedPlan>(device, std::move(spec), stream, std::move(call));
