@@ -90,23 +90,52 @@ void combine_serial(void* running, const void* v, void* y, int64_t n) {
 // The better of two (value, index): NaN beats all, then the value, then the smaller index; an
 // index of -1 stands for nothing seen yet.
 template <class T, bool largest>
-void better(void* acc, int64_t* at, const void* v, const int64_t* index, int64_t n) {
-  for (int64_t i = 0; i < n; ++i) {
-    T a, b;
-    __builtin_memcpy(&a, static_cast<T*>(acc) + i, sizeof(T));
-    __builtin_memcpy(&b, static_cast<const T*>(v) + i, sizeof(T));
-    int64_t ia, ib;
-    __builtin_memcpy(&ia, at + i, 8);
-    __builtin_memcpy(&ib, index + i, 8);
-    const bool a_nan = a != a, b_nan = b != b;
-    const bool wins = b_nan ? !a_nan : (largest ? b > a : b < a);
-    const bool same = (a_nan & b_nan) | (a == b);
-    const bool take = (ib >= 0) & ((ia < 0) | wins | (same & (ib < ia)));
-    a = take ? b : a;
-    ia = take ? ib : ia;
-    __builtin_memcpy(static_cast<T*>(acc) + i, &a, sizeof(T));
-    __builtin_memcpy(at + i, &ia, 8);
+OPENSPYRE_STEP void better_one(void* acc, int64_t* at, const void* v, const int64_t* index,
+                               int64_t i) {
+  T a, b;
+  int64_t ia, ib;
+  __builtin_memcpy(&a, static_cast<T*>(acc) + i, sizeof(T));
+  __builtin_memcpy(&b, static_cast<const T*>(v) + i, sizeof(T));
+  __builtin_memcpy(&ia, at + i, 8);
+  __builtin_memcpy(&ib, index + i, 8);
+  const bool a_nan = a != a, b_nan = b != b;
+  const bool wins = b_nan ? !a_nan : (largest ? b > a : b < a);
+  const bool same = (a_nan & b_nan) | (a == b);
+  if (!((ib >= 0) & ((ia < 0) | wins | (same & (ib < ia))))) return;
+  __builtin_memcpy(static_cast<T*>(acc) + i, &b, sizeof(T));
+  __builtin_memcpy(at + i, &ib, 8);
+}
+// Which of kWide pairs to take, given which values win or are the same; takes their indices.
+OPENSPYRE_STEP HalfI better_index(HalfI wins, HalfI same, int64_t* at, const int64_t* index) {
+  const L ia = load<L>(at), ib = load<L>(index);
+  const L wins_l = __builtin_convertvector(wins, L), same_l = __builtin_convertvector(same, L);
+  const L take = (ib >= 0) & ((ia < 0) | wins_l | (same_l & (ib < ia)));
+  store(at, select(take, ib, ia));
+  return __builtin_convertvector(take, HalfI);
+}
+template <class V, bool largest>
+void better(void* acc, int64_t* at_, const void* v, const int64_t* index, int64_t n) {
+  using T = typename ElementOf<V>::type;
+  int64_t i = 0;
+  if constexpr (sizeof(T) == 4) {
+    for (; i + kLanes <= n; i += kLanes) {
+      const V a = at<V>(acc, i), b = at<V>(v, i);
+      const I a_nan = a != a, b_nan = b != b;
+      const I wins = ((largest ? b > a : b < a) & ~a_nan) | (b_nan & ~a_nan);
+      const I same = (a_nan & b_nan) | (a == b);
+      HalfI half_wins[2], half_same[2], taken[2];
+      __builtin_memcpy(half_wins, &wins, sizeof(I));
+      __builtin_memcpy(half_same, &same, sizeof(I));
+      for (int h = 0; h < 2; ++h) {
+        taken[h] =
+            better_index(half_wins[h], half_same[h], at_ + i + h * kWide, index + i + h * kWide);
+      }
+      I take;
+      __builtin_memcpy(&take, taken, sizeof(I));
+      put<V>(acc, i, select(take, b, a));
+    }
   }
+  for (; i < n; ++i) better_one<T, largest>(acc, at_, v, index, i);
 }
 
 OPENSPYRE_STEP float select(bool mask, float a, float b) { return mask ? a : b; }
@@ -175,8 +204,8 @@ constexpr void fill_numbers(sfu::Isa& t, Register type) {
   fill_simple<ProdOf, V>(t, Combine::Prod, type);
   fill_simple<MaxOf, V>(t, Combine::Max, type);
   fill_simple<MinOf, V>(t, Combine::Min, type);
-  t.arg[0][int(type)] = better<typename ElementOf<V>::type, true>;
-  t.arg[1][int(type)] = better<typename ElementOf<V>::type, false>;
+  t.arg[0][int(type)] = better<V, true>;
+  t.arg[1][int(type)] = better<V, false>;
 }
 
 constexpr sfu::Isa make_isa() {
