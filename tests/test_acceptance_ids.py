@@ -49,7 +49,7 @@ DEFERRED: dict[str, set[str]] = {
     "needs the compiler: a compiled program, its cache, planner or Inductor integration": ids(
         "b", 80, 124, 128, 130, 131, 133, 134, 137, 139, 140, 142, 188, 190, 196
     )
-    | ids("p", 2, 7, 9)
+    | ids("p", 2, 9)
     | ids("n", 9),
     "needs the calibrated timing model": ids("t", 3),
     "needs the distributed backend": ids("rt", range(76, 81))

@@ -89,9 +89,9 @@ def test_what_is_no_launch_is_refused_by_name_in_a_capture(plus: JobPlan) -> Non
 
 
 def test_a_launch_that_breaks_the_contract_is_refused_at_capture(plus: JobPlan) -> None:
-    graph = torch.accelerator.Graph()
+    x, graph = tensor(1), torch.accelerator.Graph()
     with pytest.raises(RuntimeError, match="takes 3 tensors"), torch.Stream("spyre"), graph:
-        launch(plus, [tensor(1)])
+        launch(plus, [x])
 
 
 def test_a_resized_tensor_is_seen_at_replay(plus: JobPlan) -> None:
