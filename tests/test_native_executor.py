@@ -324,7 +324,7 @@ def other_operand(from_: str, to: str) -> Callable[[Instruction], Instruction]:
         ("bitwise", other_operand("x0", "x1")),
     ],
 )
-def test_p_a_changed_program_changes_both_executors_equally(
+def test_a_changed_program_changes_both_executors_equally(
     name: str, change: Callable[[Instruction], Instruction], each_isa: list[str]
 ) -> None:
     """With the verifier off both do what the program says: it is what executes."""

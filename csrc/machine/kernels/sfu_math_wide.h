@@ -50,7 +50,7 @@ struct Logarithm {
 OPENSPYRE_STEP Logarithm log_parts(D x) {
   constexpr int64_t kOne = 0x3FF0000000000000, kRootHalf = 0x3FE6A09E667F3BCD;
   constexpr int64_t kFraction = 0x000FFFFFFFFFFFFF;
-  const L moved = bits(x) + (kOne - kRootHalf);
+  const L moved = (L)((UL)bits(x) + (uint64_t)(kOne - kRootHalf));  // wraps for codes of NaN
   const L k = (L)((UL)moved >> 52) - 1023;
   const D m = as_double((moved & kFraction) + kRootHalf);
   const D s = (m - 1.0) / (m + 1.0), q = s * s;

@@ -145,7 +145,7 @@ class Decoder {
       }
       operand.has_order = r_.flag("operand order");
       if (operand.has_order) operand.order = order(rank);
-      operand.offset = r_.u("operand offset");
+      operand.offset = static_cast<uint64_t>(number("operand offset", 0, INT64_MAX));
       if (operand.role == Role::Const && operand.offset > p_.data_bytes) {
         r_.fail("operand offset: " + operand.name + " begins behind the data");
       }
