@@ -49,8 +49,8 @@ OPENSPYRE_STEP F sign(F x) {
 OPENSPYRE_STEP F maximum(F a, F b) { return select((b > a) | (b != b), b, a); }
 OPENSPYRE_STEP F minimum(F a, F b) { return select((b < a) | (b != b), b, a); }
 OPENSPYRE_STEP F relu(F x) { return select(x < 0.0f, F{}, x); }
-OPENSPYRE_STEP F reciprocal(F x) { return 1.0f / x; }   // 0.5 ulp
-OPENSPYRE_STEP F rsqrt(F x) { return 1.0f / sqrt(x); }  // 1 ulp: two roundings
+OPENSPYRE_STEP F reciprocal(F x) { return 1.0f / x; }   // 0.5 units
+OPENSPYRE_STEP F rsqrt(F x) { return 1.0f / sqrt(x); }  // 1.5 units: two roundings
 OPENSPYRE_STEP F copysign(F x, F from) {                // NaN counts as positive
   return with_sign(abs(x), select(from != from, F{}, from));
 }
@@ -107,17 +107,20 @@ OPENSPYRE_STEP F over_one_and(F n, F z) {
 
 OPENSPYRE_STEP F exp(F x) { return exp_scaled(at_least(at_most(x, 89.0f), -104.0f)).value(); }
 
-OPENSPYRE_STEP F sigmoid(F x) {  // 1 / (1 + e^-x) and e^x / (1 + e^x)
+// 1 / (1 + e^-x) and e^x / (1 + e^x). 1.8 units.
+OPENSPYRE_STEP F sigmoid(F x) {
   const F z = exp_scaled(at_least(-abs(x), -104.0f)).value();
   return over_one_and(select(x < 0.0f, z, splat(1.0f)), z);
 }
 
-OPENSPYRE_STEP F silu(F x) {  // x * sigmoid(x); at -inf the limit, -0
+// x * sigmoid(x); at -inf the limit, -0. 2.4 units.
+OPENSPYRE_STEP F silu(F x) {
   const F low = at_least(x, -110.0f);
   const Scaled e = exp_scaled(at_least(-abs(x), -110.0f));
   return over_one_and(select(x < 0.0f, e.times(low), x), e.value());
 }
 
+// 1.3 units.
 OPENSPYRE_STEP F tanh(F x) {
   const F a = abs(x), square = x * x;
   const F rest = polynomial(square, -0.3333333315f, 0.1333330015f, -5.395846163e-2f,
@@ -129,7 +132,7 @@ OPENSPYRE_STEP F tanh(F x) {
 
 // --- GELU: x * Phi(x), Phi the normal distribution: for small x by the series of Phi, else
 // max(x, 0) - z * (1 - Phi(z)) with z = |x| and 1 - Phi(z) = e^(-z^2 / 2) * erfcx(z / sqrt 2) / 2.
-// At -inf the limit, -0.
+// At -inf the limit, -0. 2.3 units.
 OPENSPYRE_STEP F gelu(F x) {
   const F z = at_most(abs(x), 14.5f), square = z * z;
   const F series = polynomial(square, 0.3989422799f, -6.649032722e-2f, 9.972708268e-3f,
@@ -147,7 +150,7 @@ OPENSPYRE_STEP F gelu(F x) {
 }
 
 // x * sigmoid(w), w = sqrt(8 / pi) * (x + 0.044715 x^3): torch's tanh form. w in float64, because
-// its error is one of the exponent.
+// its error is one of the exponent. 2.2 units.
 OPENSPYRE_STEP F gelu_tanh(F x) {
   const F a = at_most(abs(x), 11.0f);
   const Pair wide = widen(a);
