@@ -392,9 +392,6 @@ except RuntimeError as error:
     assert "more than five memory regions" in str(error), error
 else:
     raise SystemExit("six regions were accepted")
-out = fill[-1] if fill else None
-near = [t for t in fill if t.numel() == 64][-1]
-torch.spyre.launch(plan, [*tensors[:5], near]) if False else None
 last = torch.zeros(64, dtype=torch.float16, device="spyre")
 region = torch.ops.openspyre._block_of(last)[1]
 five = [t for t in tensors if torch.ops.openspyre._block_of(t)[1] != region][:4]
@@ -533,7 +530,8 @@ def test_rt58_the_segment_is_the_argument_index(tmp_path: Path) -> None:
         return torch.spyre.prepare(made.change(d2h(directory, dev_ptr, size), only_transfer))
 
     x, out = on_card(64), torch.zeros(64, dtype=F16, device="spyre")
-    refused("launch argument 2.*out of range", plan_of("range", 2 << 34, 128), [x, out])
+    with pytest.raises(RuntimeError, match=r"launch argument 2.*out of range"):
+        plan_of("range", 2 << 34, 128)
     refused("out of bounds", plan_of("bounds", 128, 128), [x, out])
     plan = plan_of("good", 0, 128)
     torch.spyre.synchronize()
