@@ -1,7 +1,7 @@
 // What the pybind11 files of the extension share: enum names, waits that answer Ctrl-C.
 //
-// No tensor crosses pybind but in launches: others go through torch.ops.openspyre.*. Each bind_<subject>.cpp puts
-// its subject into `openspyre._C`; openspyre/_C.pyi describes all of it.
+// No tensor crosses pybind but in launches: others go through torch.ops.openspyre.*. Each
+// bind_<subject>.cpp puts its subject into `openspyre._C`; openspyre/_C.pyi describes all of it.
 #pragma once
 
 #include <pybind11/pybind11.h>

@@ -77,8 +77,8 @@ Place place_of(const at::Tensor& tensor) {
   }
   int64_t host_offset = 0;
   AllocationRef allocation(tensor, &host_offset);
-  TORCH_CHECK(allocation, "spyre: a tensor of ", tensor.sizes(), " ",
-              tensor.scalar_type(), " has a storage of zero bytes");
+  TORCH_CHECK(allocation, "spyre: a tensor of ", tensor.sizes(), " ", tensor.scalar_type(),
+              " has a storage of zero bytes");
   const c10::ScalarType dtype = tensor.scalar_type();
   const auto itemsize = static_cast<int64_t>(c10::elementSize(dtype));
   TORCH_CHECK(host_offset % itemsize == 0, "spyre: a tensor of ", dtype, " at byte ", host_offset,
