@@ -2,7 +2,8 @@
 #
 #   make setup            .venv with torch, the tools and an editable openspyre
 #   make run              the tour: a language model on spyre, layouts, memory, streams
-#   make test | test-all  the tests; test-all adds those marked slow
+#   make test | test-all  the tests, C++ under AddressSanitizer first; test-all adds those marked
+#                         slow and a longer fuzzing
 #   make test-torch-next  the tests on torch 2.14.1, in an environment of their own (.venv-next)
 #   make test-asan | test-tsan   the torch-free C++ under a sanitizer
 #   make bench            side-by-side benchmarks
@@ -76,9 +77,11 @@ run: $(VENV)/.stamp-run
 	HF_HUB_OFFLINE=1 $(BIN)/python examples/tour.py
 
 # --- tests
-test: setup
+# Hostile program images are tried under AddressSanitizer: 20,000 mutations, or a million.
+test: setup test-asan
 	$(BIN)/python -m pytest -m "not slow" $(PYTEST_ARGS)
 test-all: setup
+	OPENSPYRE_FUZZ=1000000 $(MAKE) test-asan
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 test-torch-next: $(NEXT)/.stamp-openspyre
 	$(NEXT)/bin/python -m pytest -m "not slow" $(PYTEST_ARGS)
