@@ -339,6 +339,22 @@ def test_a_changed_program_changes_both_executors_equally(
         assert_same(on_machine(changed, threads=2), expected, f"changed {name} on {isa}")
 
 
+@pytest.mark.parametrize("change", [other_operations, other_constants, shorter_sums])
+def test_changed_random_programs_change_both_executors_equally(
+    change: Callable[[Instruction], Instruction],
+) -> None:
+    compared = 0
+    for seed in range(60):
+        setting = setting_of(random_program(seed), seed)
+        changed = replace(setting, program=rewritten(setting.program, change))
+        if changed.program == setting.program:
+            continue
+        expected = on_reference(changed, check=False)
+        assert_same(on_machine(changed, threads=2), expected, f"changed random_program({seed})")
+        compared += 1
+    assert compared >= 10
+
+
 # --- faults
 
 
