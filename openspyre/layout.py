@@ -115,9 +115,7 @@ class SpyreTensorLayout:
                 "with at most one -1, at its end",
             )
         sizes, dims = _collapse(sizes, dims, sparse, format)
-        dims = dims or [-1]
-        # The dim map: the first dim of the order moves next to the stick.
-        dim_map = [dims[0], dims[0]] if len(dims) == 1 else [*dims[1:], dims[0], dims[-1]]
+        dim_map = device_dims(dims)
         eps = format.elements_per_stick
         strides = _dense_strides(sizes)
         device_size: list[int] = []
@@ -358,6 +356,14 @@ class SpyreTensorLayout:
 
 
 # --- the element arrangements of conversions between 16 and 32 bits (compiler.md 2.4)
+
+
+def device_dims(order: Sequence[int]) -> list[int]:
+    """The host dim of every device dim of dim order `order`, outermost first: the first dim of the
+    order moves next to the stick, the last one is split into sticks and the elements of one. -1: no
+    host dim."""
+    dims = list(order) or [-1]
+    return [dims[0], dims[0]] if len(dims) == 1 else [*dims[1:], dims[0], dims[-1]]
 
 
 def dl16_to_fp32_place(col: int) -> tuple[int, int]:

@@ -22,7 +22,7 @@ from openspyre.formats import Format, Mode, format_for
 from openspyre.program import ProgramBuilder, Span, Tensor, Tile
 from openspyre.program import body as f
 from openspyre.program.body import BodyFunction, Reg
-from openspyre.program.builder import Boxes, Ref
+from openspyre.program.boxes import Boxes, Ref
 from openspyre.program.expr import Expr, Var, equal, expr
 from openspyre.program.ops import BODY_OPS, Combine, Kind, RegisterType, register_of
 

@@ -11,7 +11,7 @@ import numpy as np
 from openspyre import reference
 from openspyre.formats import Format, Mode, Numerics, format_for
 from openspyre.program import Program, ProgramBuilder
-from openspyre.program.builder import Tile
+from openspyre.program.boxes import Tile
 from openspyre.program.model import Role
 
 Arrays: TypeAlias = dict[str, np.ndarray]

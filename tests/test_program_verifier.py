@@ -19,7 +19,7 @@ from openspyre.formats import Format
 from openspyre.program import Program, ProgramBuilder, ProgramError
 from openspyre.program import body as f
 from openspyre.program.body import BodyFunction
-from openspyre.program.builder import Over
+from openspyre.program.boxes import Over
 from openspyre.program.concrete import Instance
 from openspyre.program.expr import Const, Expr, Var, binary, equal, less
 from openspyre.program.model import (

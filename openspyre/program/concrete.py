@@ -19,7 +19,7 @@ from typing import TypeAlias
 import numpy as np
 
 from openspyre.formats import STICK_BYTES
-from openspyre.layout import SpyreTensorLayout
+from openspyre.layout import SpyreTensorLayout, device_dims
 from openspyre.program.expr import Binary, Const, Expr, ExprError, Var
 from openspyre.program.model import (
     Access,
@@ -118,9 +118,8 @@ def operand_layout(operand: Operand, values: Mapping[str, int]) -> OperandLayout
         layout = SpyreTensorLayout.with_order(within, order, operand.format)
     except ValueError as error:
         raise ProgramError(f"operand {operand.name}: {error}") from None
-    dims = list(order) or [-1]
-    stick = dims[-1]
-    dim_map = [dims[0], dims[0]] if len(dims) == 1 else [*dims[1:], dims[0], dims[-1]]
+    dim_map = device_dims(order)
+    stick = dim_map[-1]
     strides = [0] * len(shape)
     pitch = STICK_BYTES
     for dim, size in reversed(list(zip(dim_map[:-1], layout.device_size[:-1], strict=True))):
