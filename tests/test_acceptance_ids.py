@@ -51,7 +51,6 @@ DEFERRED: dict[str, set[str]] = {
     )
     | ids("p", 2, 9)
     | ids("n", 9),
-    "needs the calibrated timing model": ids("t", 3),
     "needs the distributed backend": ids("rt", range(76, 81))
     | ids("pt", 27)
     | ids("b", 154, 155, 157, 158),

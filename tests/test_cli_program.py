@@ -144,6 +144,27 @@ def test_rt71_run_compares_with_what_is_expected(directory: Path, tmp_path: Path
     assert "1 of 32768 elements" in different.output and "[3, 5]" in different.output
 
 
+@pytest.mark.parametrize(
+    ("value", "off", "code"),
+    [
+        (2.0, 2.0 * 2**-10, 0),  # one unit of float16: within 1e-3 of it
+        (2.0, 4.0 * 2**-10, 1),
+        (0.0, 9e-6, 0),  # beside zero only the 1e-5 count
+        (0.0, 2e-5, 1),
+    ],
+)
+def test_rt71_the_tolerance_of_float16_is_1e_3_and_1e_5(
+    tmp_path: Path, value: float, off: float, code: int
+) -> None:
+    place = write_spyrecode(tmp_path / "add", [Kernel(add.build(4, 64, cores=1))])
+    inputs, expected = tmp_path / "in.pt", tmp_path / "out.pt"
+    half = torch.full((4, 64), value / 2, dtype=torch.float16)
+    torch.save([half, half], inputs)
+    torch.save([torch.full((4, 64), value + off, dtype=torch.float16)], expected)
+    assert openspyre("run", place, "-i", inputs, "-o", expected).exit_code == code
+    assert openspyre("run", place, "-i", inputs, "-o", expected, "--exact").exit_code == 1
+
+
 def test_rt71_run_refuses_what_does_not_fit(directory: Path, tmp_path: Path) -> None:
     one, raw = tmp_path / "one.pt", tmp_path / "short.bin"
     torch.save(torch.zeros(128, 256, dtype=torch.float16), one)

@@ -203,6 +203,24 @@ def test_n5_every_rule_of_numerics_holds_in_both(tie: TieRule, each_isa: list[st
         check_everywhere(setting_of(ZOO[name](), 3, numerics), each_isa, f"{name} {tie.value}")
 
 
+@pytest.mark.parametrize("name", sorted(ZOO))
+def test_l33_what_pads_hold_changes_nothing(name: str, each_isa: list[str]) -> None:
+    """The pads of every operand filled with NaN (integers: with ones), then with zeros."""
+    setting = setting_of(ZOO[name]())
+    expected = on_reference(setting)
+    for fill in (0xFF, 0x7F, 0x00):
+        padded = replace(setting, start=setting.buffers())
+        for operand in setting.program.operands:
+            if operand.name in padded.start:
+                data = padded.start[operand.name]
+                mask = reference.defined_bytes(operand, setting.symbols)
+                data[: len(mask)][~mask] = fill
+                data[len(mask) :] = fill
+        for isa in each_isa:
+            _C.set_isa(isa)
+            assert_same(on_machine(padded, threads=2), expected, f"{name} on {isa}, pads {fill}")
+
+
 def test_machine_agrees_with_numpy_references() -> None:
     """The zoo's own references: that both executors are right, not only equal."""
     for name, make in ZOO.items():

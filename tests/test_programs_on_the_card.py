@@ -9,13 +9,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from conftest import RunPython
 from program_zoo import ZOO, Case
 
 from examples.programs import add, indexing, ksplit, matmul, pipeline, rows
 from openspyre.device.plans import launch, prepare
+from openspyre.formats import Format, Numerics
 from openspyre.program.binary import decode, read_header
 from openspyre.program.concrete import Instance
 from openspyre.program.model import Program, Role, SymbolKind
+from openspyre.reference import numbers
 from openspyre.runtime.plan import JobPlan
 from openspyre.runtime.spyrecode import Kernel, write_spyrecode
 
@@ -119,6 +122,82 @@ def test_a_ksplit_matmul_with_a_ring_reduction(tmp_path: Path) -> None:
     a, b = exact(*shapes[0]), exact(*shapes[1], seed=1)
     out = run(prepared(tmp_path, program), [a, b], shapes[2])
     assert relative_error(out, a @ b) < 2**-9
+
+
+def sequential(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """The law of the accumulator: float32, k ascending, plain loops."""
+    out = np.zeros((a.shape[0], b.shape[1]), dtype=np.float32)
+    for k in range(a.shape[1]):
+        out = out + a[:, k : k + 1] * b[k : k + 1]
+    return out
+
+
+def dl16(values: np.ndarray) -> np.ndarray:
+    return numbers.rounded(values.astype(np.float32), Format.SEN169_FP16, Numerics())
+
+
+def halves(seed: int, *shape: int) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float16)
+
+
+def on_card(plan: JobPlan, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    tensors = [torch.from_numpy(t) for t in (a, b)]
+    return run(plan, tensors, (a.shape[0], b.shape[1])).cpu().float().numpy()
+
+
+def test_n7_a_matmul_on_the_card_is_the_sequential_loop_rounded_once(tmp_path: Path) -> None:
+    a, b = halves(1, 64, 256), halves(2, 256, 128)
+    plan = prepared(tmp_path, matmul.build(64, 256, 128, grid=(2, 2), tile=(32, 64, 128)))
+    x, y = dl16(a), dl16(b)
+    wanted = dl16(sequential(x, y))
+    np.testing.assert_array_equal(on_card(plan, a, b), wanted)
+    assert (wanted != dl16(sequential(x[:, ::-1], y[::-1]))).any()  # the order shows
+
+
+def test_n8_a_k_split_on_the_card_differs_as_its_partial_sums_predict(tmp_path: Path) -> None:
+    a, b = halves(3, 64, 256), halves(4, 256, 128)
+    x, y = dl16(a), dl16(b)
+    whole = on_card(prepared(tmp_path, ksplit.build(64, 256, 128, grid=(1, 1))), a, b)
+    np.testing.assert_array_equal(whole, dl16(sequential(x, y)))
+    split = on_card(prepared(tmp_path / "2", ksplit.build(64, 256, 128, grid=(1, 2))), a, b)
+    first, second = sequential(x[:, :128], y[:128]), sequential(x[:, 128:], y[128:])
+    np.testing.assert_array_equal(split, dl16(first + second))
+    assert (whole != split).any()
+
+
+POISONED = """
+import sys, torch
+sys.path[:0] = [{root!r}]
+from pathlib import Path
+from examples.programs import columns, matmul, rows
+from openspyre.runtime.spyrecode import Kernel, write_spyrecode
+tmp = Path({tmp!r})
+
+def run(program, inputs, shape, dtype=torch.float16):
+    plan = torch.spyre.prepare(write_spyrecode(tmp / program.name, [Kernel(program)]))
+    given = [t.to("spyre") for t in inputs]
+    for t in given:  # the pads hold what no element holds
+        layout = torch.spyre.layout_of(t)
+        codes = torch.ops.openspyre._raw_read(t)[: layout.nbytes].view(torch.int16)
+        pads = layout.nbytes // 2 - layout.numel
+        assert pads > 0 and ((codes & 0x7FFF) == 0x7FFF).sum() == pads
+    out = torch.empty(shape, dtype=dtype, device="spyre")
+    torch.spyre.launch(plan, [*given, out])
+    return out.cpu().double()
+
+x = (torch.arange(500 * 150) % 7 - 3).half().view(500, 150)
+w = (torch.arange(150 * 70) % 5 - 2).half().view(150, 70)
+torch.testing.assert_close(run(rows.softmax(500, 150, cores=4), [x], (500, 150)),
+                           torch.softmax(x.double(), 1), rtol=2e-3, atol=1e-5)
+sums = columns.column_sum(500, 150, cores=2)
+assert torch.equal(run(sums, [x], (150,)), x.double().sum(0))
+assert torch.equal(run(matmul.build(500, 150, 70, grid=(2, 2)), [x, w], (500, 70)),
+                   x.double() @ w.double())
+"""
+
+
+def test_l33_programs_do_not_see_poisoned_pads(tmp_path: Path, run_python: RunPython) -> None:
+    run_python(POISONED.format(root=str(ROOT), tmp=str(tmp_path)), {"OPENSPYRE_POISON": "1"})
 
 
 def test_a_gather_of_rows(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """The timing model: closed forms, invariants, steady states, and what it refuses.
 
-T1, T2, T5, T6 and P5 are the acceptance tests of compiler.md section 8. No test here looks at a
+T1, T2, T3, T5, T6 and P5 are the acceptance tests of compiler.md section 8. No test here looks at a
 wall clock: how long the model itself takes is a benchmark.
 """
 
@@ -46,6 +46,11 @@ def test_t2_add_of_4096_squared_takes_864_us() -> None:
     taken = microseconds(add.build(4096, 4096))
     assert taken == pytest.approx(864, rel=0.05)
     assert taken == pytest.approx(law(2 * moved, moved), rel=0.01)
+
+
+def test_t3_softmax_of_4096x2048_takes_320_us() -> None:
+    taken = microseconds(rows.softmax(4096, 2048))
+    assert taken == pytest.approx(320, rel=0.2)
 
 
 def test_a_matrix_product_takes_at_least_its_compute_and_its_bytes() -> None:
