@@ -67,7 +67,7 @@ def _prepared(root: Path, name: str, program: Any) -> Any:
     import torch  # noqa: F401  (loads the device)
 
     from openspyre.device.plans import prepare
-    from openspyre.runtime.spyrecode import Kernel, write_spyrecode
+    from openspyre.runtime import Kernel, write_spyrecode
 
     return prepare(write_spyrecode(root / name, [Kernel(program)]))
 

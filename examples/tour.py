@@ -256,7 +256,7 @@ def show_program() -> None:
     """Softmax over rows: built, written, verified, prepared once, launched, timed."""
     from openspyre.program.text import to_text
     from openspyre.program.verify import verify
-    from openspyre.runtime.spyrecode import Kernel, write_spyrecode
+    from openspyre.runtime import Kernel, write_spyrecode
     from openspyre.timing import time_program
 
     program = row_programs().softmax(ROWS, COLUMNS)

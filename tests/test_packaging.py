@@ -97,6 +97,8 @@ def test_b176_pt18_every_import_order_works(
 def test_importing_openspyre_imports_no_torch(run_python: RunPython) -> None:
     run_python(
         "import sys, openspyre, openspyre.card, openspyre.env, openspyre.visible\n"
+        "import openspyre.program, openspyre.program.verify, openspyre.runtime, openspyre.timing\n"
+        "import openspyre.cli\n"
         "assert openspyre.env.configuration().error == ''\n"
         "assert not [name for name in sys.modules if name.partition('.')[0] == 'torch']\n"
     )
