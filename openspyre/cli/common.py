@@ -12,11 +12,21 @@ from typing import Any, NoReturn
 import click
 
 from openspyre.program.binary import decode
-from openspyre.program.model import Program, SymbolKind
+from openspyre.program.model import Program, Symbol, SymbolKind
 from openspyre.program.text import from_text
 from openspyre.runtime.spyrecode import SpyreCode, read_spyrecode
 
-NO, FAILED = 1, 2
+NO, FAILED = 1, 2  # exit codes
+
+JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+SYMBOLS = click.option(
+    "--symbol",
+    "-s",
+    "symbols",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="A number of the launch; sizes default to their largest.",
+)
 
 
 class Failed(click.ClickException):
@@ -87,11 +97,14 @@ def whole_symbols(program: Program, given: dict[str, int | float]) -> dict[str, 
     for symbol in program.symbols:
         if symbol.kind is SymbolKind.FLOAT:
             continue
-        default = symbol.minimum
-        if symbol.kind is SymbolKind.DIMENSION:
-            default = symbol.maximum // symbol.granularity * symbol.granularity
+        default = largest(symbol) if symbol.kind is SymbolKind.DIMENSION else symbol.minimum
         out[symbol.name] = int(given.get(symbol.name, default))
     return out
+
+
+def largest(symbol: Symbol) -> int:
+    """The largest size that a DIMENSION may have."""
+    return symbol.maximum // symbol.granularity * symbol.granularity
 
 
 def print_json(value: Any) -> None:

@@ -11,6 +11,9 @@ import click
 
 from openspyre.card import CardSpec
 from openspyre.cli.common import (
+    JSON,
+    NO,
+    SYMBOLS,
     Source,
     failures,
     no,
@@ -27,11 +30,6 @@ from openspyre.timing import time_program
 from openspyre.timing.trace import chrome_trace
 
 PATH = click.argument("path", type=click.Path(exists=True, path_type=Path))
-JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-SYMBOLS = click.option(
-    "--symbol", "-s", "symbols", multiple=True, metavar="NAME=VALUE",
-    help="A number of the launch; sizes default to their largest.",
-)  # fmt: skip
 
 
 @click.group()
@@ -157,7 +155,7 @@ def verify_(path: Path, as_json: bool, symbols: tuple[str, ...]) -> None:
     if as_json:
         print_json(reports)
         if broken:
-            raise SystemExit(1)
+            raise SystemExit(NO)
     elif broken:
         no("\n".join(broken))
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from openspyre.cli.common import failures, no, print_json
+from openspyre.cli.common import JSON, NO, failures, no, print_json
 
 
 @click.command()
@@ -14,7 +14,7 @@ from openspyre.cli.common import failures, no, print_json
 @click.option("--order", type=int, help="Seed of another legal order. Default: as recorded.")
 @click.option("--times", default=1, show_default=True, type=click.IntRange(1))
 @click.option("--at-end", is_flag=True, help="Compare at the end only; launches overlap.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@JSON
 def replay(directory: Path, order: int | None, times: int, at_end: bool, as_json: bool) -> None:
     """Run the recording in DIRECTORY again and compare what every launch leaves.
 
@@ -41,7 +41,7 @@ def replay(directory: Path, order: int | None, times: int, at_end: bool, as_json
             }
         )
         if problems:
-            raise SystemExit(1)
+            raise SystemExit(NO)
         return
     if problems:
         no("\n".join(problems))

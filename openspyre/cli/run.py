@@ -7,7 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from openspyre.cli.common import Failed, failures, no, parse_symbols, print_json
+from openspyre.cli.common import (
+    JSON,
+    NO,
+    SYMBOLS,
+    Failed,
+    failures,
+    largest,
+    no,
+    parse_symbols,
+    print_json,
+)
 from openspyre.program.model import SymbolKind
 from openspyre.runtime.spyrecode import ComputeOnDevice
 
@@ -37,17 +47,10 @@ if TYPE_CHECKING:
 )
 @click.option("--exact", is_flag=True, help="Compare without a tolerance.")
 @click.option("--save", type=click.Path(path_type=Path, dir_okay=False), help="Write results, .pt.")
-@click.option(
-    "--symbol",
-    "-s",
-    "symbols",
-    multiple=True,
-    metavar="NAME=VALUE",
-    help="A size or number of the launch.",
-)
+@SYMBOLS
 @click.option("--seed", default=0, show_default=True, help="Of the random inputs.")
 @click.option("--launches", default=1, show_default=True, type=click.IntRange(1))
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@JSON
 def run(
     directory: Path,
     inputs: tuple[Path, ...],
@@ -112,7 +115,7 @@ def run(
             }
         )
         if problems:
-            raise SystemExit(1)
+            raise SystemExit(NO)
         return
     for name, tensor in zip(names, results, strict=True):
         entry = _result(name, tensor)
@@ -132,8 +135,7 @@ def _sizes(plan: JobPlan, given: dict[str, int | float]) -> dict[str, int]:
     for program in plan.code.programs.values():
         for symbol in program.symbols:
             if symbol.kind is SymbolKind.DIMENSION:
-                largest = symbol.maximum // symbol.granularity * symbol.granularity
-                out[symbol.name] = int(given.get(symbol.name, largest))
+                out[symbol.name] = int(given.get(symbol.name, largest(symbol)))
     unknown = set(given) - set(out) - set(plan.symbols)
     if unknown:
         raise Failed(f"the plan has no symbol {sorted(unknown)[0]!r}")

@@ -150,4 +150,4 @@ COMBINES = tuple(Combine)
 
 LANE_ACCUMULATORS = 64
 """Accumulators of a reduction along the stick: element e goes to accumulator e % 64, sticks
-ascending; FOLD then adds accumulator i + h to i for h = 32, 16, 8, 4, 2, 1 (architecture.md 3)."""
+ascending; FOLD then adds accumulator i + h to i for h = 32, 16, 8, 4, 2, 1 (docs/program.md 3)."""

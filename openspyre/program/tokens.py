@@ -26,12 +26,17 @@ import numpy as np
 
 from openspyre.program.concrete import Instance, ProgramError, Task
 from openspyre.program.expr import HIGH, Expr, ExprError
-from openspyre.program.model import UNITS, Load, Signal, Unit, Wait
+from openspyre.program.model import UNITS, Load, Signal, Wait
 
 TASK_LIMIT = 20_000_000
 """Instructions (waits, signals and loop steps included) after which a run is called endless."""
 
 _UNIT_NUMBER = {unit: number for number, unit in enumerate(UNITS)}
+
+
+def queue_name(thread: int) -> str:
+    """The queue of a thread number (core * 5 + unit), for messages."""
+    return f"queue {UNITS[thread % len(UNITS)].value} of core {thread // len(UNITS)}"
 
 
 class TokenFault(Enum):
@@ -234,7 +239,7 @@ class Interleaving:
             raise TokenError(
                 TokenFault.OWNER,
                 f"{task.where()}: {self._name(instruction, task, core)} is also signalled by"
-                f" {self._thread_name(semaphore.signaller)}; give each signaller its own token",
+                f" {queue_name(semaphore.signaller)}; give each signaller its own token",
                 (task,),
             )
         semaphore.signaller = thread
@@ -258,7 +263,7 @@ class Interleaving:
             raise TokenError(
                 TokenFault.OWNER,
                 f"{task.where()}: {self._name(instruction, task, task.core)} is also waited for by"
-                f" {self._thread_name(semaphore.waiter)}; give each waiter its own token",
+                f" {queue_name(semaphore.waiter)}; give each waiter its own token",
                 (task,),
             )
         semaphore.waiter = thread
@@ -310,10 +315,6 @@ class Interleaving:
         index = self._number(task, instruction.index, "index")
         return f"token {instruction.token}[{index}] of core {core}"
 
-    def _thread_name(self, thread: int) -> str:
-        unit: Unit = UNITS[thread % len(UNITS)]
-        return f"queue {unit.value} of core {thread // len(UNITS)}"
-
     def _check_finished(self) -> None:
         # Cores that a multicast misses come first: they are likelier the cause than the waits.
         stuck: list[Task] = []
@@ -328,7 +329,7 @@ class Interleaving:
             assert isinstance(instruction, Wait)
             semaphore, count = self._semaphore(task, instruction, task.core)
             signaller = (
-                f"signalled by {self._thread_name(semaphore.signaller)}"
+                f"signalled by {queue_name(semaphore.signaller)}"
                 if semaphore.signaller >= 0
                 else "never signalled"
             )

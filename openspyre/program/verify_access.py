@@ -16,7 +16,8 @@ from openspyre.program.verify_error import VerifyError
 from openspyre.program.verify_tiles import Placed, Tiles
 
 SPAN_LIMIT = 256 << 20
-"""Bytes of one operand, from the first to the last, that one core may touch (hardware.md)."""
+"""Bytes of one operand, from the first to the last, that one core may touch: the public compiler's
+MAX_SPAN. The hardware pages say 4 KiB less (`card.core_span_bytes`)."""
 
 
 @dataclass(frozen=True)

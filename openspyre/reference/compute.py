@@ -126,7 +126,8 @@ def _truth(how: Combine | None) -> bool:
     return how in (Combine.ANY, Combine.ALL)
 
 
-def _state_type(machine: Machine, task: Task, code: Compute, x: Array) -> Combine:
+def _checked_combine(task: Task, code: Compute, x: Array) -> Combine:
+    """The combine of a reduce of `x`. PROGRAM fault unless it fits x and the outputs."""
     how = code.combine
     if how is None:
         raise refuse(task, f"a {code.kind.value} needs a combine")
@@ -147,7 +148,7 @@ def _read_state(
 def reduce(machine: Machine, task: Task, code: Compute, actor: Actor) -> None:
     """Each accumulator takes its elements one by one, in lexicographic order of the labels."""
     x = _body(machine, task, code, actor)[0]
-    how = _state_type(machine, task, code, x)
+    how = _checked_combine(task, code, x)
     first = code.outputs[0]
     x = np.broadcast_to(x, sizes(task))
     reduced = [axis for axis, label in enumerate(code.over) if not carries(first, label.name)]
@@ -172,7 +173,8 @@ def reduce(machine: Machine, task: Task, code: Compute, actor: Actor) -> None:
     for axis in reduced:
         size = x.shape[axis]
         if axis == lane_axis:
-            steps.append(range(start // 64, (start + size - 1) // 64 + 1))
+            end = -(-(start + size) // LANE_ACCUMULATORS)
+            steps.append(range(start // LANE_ACCUMULATORS, end))
         else:
             steps.append(range(size))
     lanes = np.arange(LANE_ACCUMULATORS)
@@ -182,11 +184,11 @@ def reduce(machine: Machine, task: Task, code: Compute, actor: Actor) -> None:
             index: Array = np.zeros((), dtype=np.int64)
             for axis, at in zip(reduced, step, strict=True):
                 if axis == lane_axis:
-                    local = at * 64 + lanes - start
+                    index = at * LANE_ACCUMULATORS + lanes
+                    local = index - start
                     inside = (local >= 0) & (local < x.shape[axis])
                     local = np.clip(local, 0, x.shape[axis] - 1)
-                    taken = np.moveaxis(taken, axis, -1)[..., local]
-                    taken, index = np.expand_dims(taken, axis), at * 64 + lanes
+                    taken = np.expand_dims(np.moveaxis(taken, axis, -1)[..., local], axis)
                 else:
                     # The axis of the lanes, once there, is the last: earlier ones keep their place.
                     taken = taken.take([at], axis=axis)

@@ -17,17 +17,22 @@ import numpy as np
 from openspyre.formats import Numerics
 from openspyre.program.concrete import Instance, ProgramError, Task
 from openspyre.program.expr import ExprError
-from openspyre.program.model import UNITS, Compute, Load, Program, Ring, Role, Store, SymbolKind
+from openspyre.program.model import Compute, Load, Program, Ring, Role, Store, SymbolKind
 from openspyre.program.ops import Kind
-from openspyre.program.tokens import Interleaving, Step, TokenError, TokenFault
+from openspyre.program.tokens import (
+    TASK_LIMIT,
+    Interleaving,
+    Step,
+    TokenError,
+    TokenFault,
+    queue_name,
+)
 from openspyre.reference import compute, indexed, transfers
 from openspyre.reference.faults import FaultKind, ReferenceFault
 from openspyre.reference.machine import Counts, Machine, Place
 from openspyre.reference.memory import Actor, Memory, fill_poison
 from openspyre.reference.numbers import Array
 from openspyre.reference.operands import element_addresses
-
-MAX_TASKS = 20_000_000
 
 _KINDS: dict[Kind, Callable[[Machine, Task, Compute, Actor], None]] = {
     Kind.MATMUL: compute.matmul,
@@ -68,7 +73,7 @@ def run(
     *,
     seed: int | None = None,
     check: bool = True,
-    max_tasks: int = MAX_TASKS,
+    max_tasks: int = TASK_LIMIT,
     trace: Callable[[Task], None] | None = None,
 ) -> Outcome:
     """Executes a program on device bytes.
@@ -121,7 +126,7 @@ def run(
 def _execute(machine: Machine, step: Step) -> None:
     task, code = step.task, step.task.instruction
     machine.check_numbers(task)
-    actor = Actor(step.thread, step.clock, task.where, _queue_name)
+    actor = Actor(step.thread, step.clock, task.where, queue_name)
     if isinstance(code, Ring):
         name, empty = "ring", False
     else:
@@ -139,10 +144,6 @@ def _execute(machine: Machine, step: Step) -> None:
     elif isinstance(code, Compute):
         compute.check_box(machine, task, code)
         _KINDS[code.kind](machine, task, code, actor)
-
-
-def _queue_name(thread: int) -> str:
-    return f"queue {UNITS[thread % len(UNITS)].value} of core {thread // len(UNITS)}"
 
 
 # --- memories

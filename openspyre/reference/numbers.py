@@ -5,7 +5,7 @@ Independent of the C++ conversions: the float formats come from the parameters i
 Every NaN that is encoded becomes the format's one quiet NaN, since the sign and payload of a NaN
 that arithmetic made differ between processors.
 
-May import numpy and openspyre.formats; imports no torch.
+May import numpy; imports no torch.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from openspyre.formats import (
     TieRule,
     decode_dl16,
 )
+from openspyre.program.ops import register_of
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
@@ -47,13 +48,6 @@ _INTEGERS: dict[Format, np.dtype[Any]] = {
     Format.IEEE_INT64: np.dtype(np.int64),
 }
 _FP8 = {Format.SEN143_FP8: FP8_E4M3FN, Format.SEN152_FP8: FP8_E5M2}
-_FLOATS = {
-    Format.SEN169_FP16,
-    Format.IEEE_FP16,
-    Format.BFLOAT16,
-    Format.IEEE_FP32,
-    *_FP8,
-}
 
 
 def codes_type(format: Format) -> np.dtype[Any]:
@@ -63,11 +57,8 @@ def codes_type(format: Format) -> np.dtype[Any]:
 
 def letter_of(format: Format) -> str:
     """The register letter of a format that units compute; "" for host formats."""
-    if format in _FLOATS:
-        return "f"
-    if format is Format.IEEE_INT64:
-        return "l"
-    return "i" if format in _INTEGERS else ""
+    register = register_of(format)
+    return "" if register is None else register.value
 
 
 # --- decode
@@ -152,9 +143,8 @@ def encode(values: Array, format: Format, numerics: Numerics) -> Array:
     bits. Raises ValueError when register and format do not agree.
     """
     if values.dtype == np.bool_:
-        kind = np.float32 if format in _FLOATS else REGISTERS[letter_of(format) or "i"]
-        values = values.astype(kind)
-    if (values.dtype == np.float32) != (format in _FLOATS) or format.is_host:
+        values = values.astype(REGISTERS[letter_of(format) or "i"])
+    if (values.dtype == np.float32) != (letter_of(format) == "f") or format.is_host:
         raise ValueError(f"a {values.dtype.name} register has no {format.name} code; cast it first")
     values = np.asarray(values, order="C")
     with np.errstate(all="ignore"):

@@ -1,7 +1,7 @@
 """Tensors in files, and whether results are what was expected: the I/O verification of a plan.
 
 `.pt` holds a tensor, a list of tensors or {"tensors": [...]}; `.bin` one tensor, little-endian,
-row-major, without a header. Works on CPU tensors only. Tolerances: runtime.md 3.8.
+row-major, without a header. Works on CPU tensors only.
 """
 
 from __future__ import annotations

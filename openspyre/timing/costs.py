@@ -1,6 +1,6 @@
 """What one task asks of the servers: bytes, unit time, LX traffic. Imports no torch.
 
-The formulas follow hardware.md section 6.1; the constants are `table.py` and `openspyre.card`.
+The formulas are those of docs/timing.md; the constants are `table.py` and `openspyre.card`.
 Times are integer picoseconds, so that a steady state repeats exactly.
 """
 
