@@ -333,6 +333,13 @@ def test_instruction_in_the_wrong_queue_is_refused() -> None:
         pass
 
 
+def test_a_grid_digit_may_not_be_called_core() -> None:
+    with pytest.raises(ProgramError, match="the name 'core' is taken; give the grid digit another"):
+        ProgramBuilder("grid", {"core": 4})
+    with pytest.raises(ProgramError, match="the grid digit name '2d' is no identifier"):
+        ProgramBuilder("grid", {"2d": 4})
+
+
 def test_grid_must_fit_the_cores() -> None:
     with pytest.raises(ProgramError, match="has 6 cores, not 8"):
         ProgramBuilder("grid", {"m": 2, "n": 3}, cores=8)

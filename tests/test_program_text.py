@@ -91,6 +91,8 @@ MISTAKES = [
      "buffer?"),
     (HEAD + "let c = 1", "line 4, column 5: the name 'c' is taken"),
     (HEAD + "let core = 1", "the name 'core' is taken"),
+    ('program "p" version 1\ncard "spyre" cores 4 lx 256\ngrid core 4',
+     "line 3, column 6: the name 'core' is taken: give the digit another"),
     (HEAD + "let v = 1 +", "line 4, column 12: expected an expression, found the end of the text"),
     (HEAD + "let v = d", "line 4, column 9: expected a variable, 'd' is none; there are c, core"),
     (HEAD + "let v = 1 < 2 < 3", "column 15: comparisons do not chain"),

@@ -141,7 +141,9 @@ class ProgramBuilder:
         self._unit: Unit | None = None
         self._open: list[list[Instruction]] = []
         self._loop_names: list[str] = []
-        self._names: set[str] = {"core", *digits}  # variables
+        self._names: set[str] = {"core"}  # variables
+        for digit in digits:
+            self._take(self._names, digit, "grid digit")
         self._places: set[str] = set()  # operands, values and buffers
         self._token_names: set[str] = set()
 

@@ -215,9 +215,9 @@ class _Parser:
         lex.expect("lx")
         card = Card(card_name, cores, self.count("the bytes of LX"))
         lex.expect("grid")
+        self.taken.add(BUILT_IN)
         if lex.peek().kind == "name" and lex.peek(1).kind == "int":
             self.grid = list(self.commas(self.digit))
-        self.taken.add(BUILT_IN)
         self.variables[BUILT_IN] = None
         while lex.peek().kind != "end":
             getattr(self, "declare_" + lex.known("a declaration", _DECLARATIONS))()
