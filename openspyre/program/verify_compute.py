@@ -64,7 +64,7 @@ class Computes:
             cover = self._cover(step, compute, placed, inputs, covers, box, number, accumulate)
             self.state.check_meaning(
                 step,
-                (self._function(compute), task.over if _reads_index(compute) else ()),
+                (self._function(compute), number, task.over if _reads_index(compute) else ()),
                 inputs,
                 placed,
                 box,

@@ -227,12 +227,19 @@ class State:
         self, step: Step, function: object, inputs: list[Placed], out: Placed, cover: Box
     ) -> None:
         """Rule 4: an element of a value is one thing. Else a stale tile could not be told from
-        the right one."""
+        the right one. `function`: what is done to the inputs' elements, and which of its results
+        `out` is."""
         value = out.tile.access.value
         if value in self.operands and self.operands[value].role is Role.INOUT:
             return
         key = (value, out.tile.box, out.tile.access.lanes, cover)
-        meaning = (function, tuple((i.tile.access.value, i.tile.box) for i in inputs))
+        meaning = (
+            function,
+            labels_of(out),
+            tuple(
+                (i.tile.access.value, i.tile.box, i.tile.access.format, labels_of(i)) for i in inputs
+            ),
+        )
         known = self._meanings.setdefault(key, meaning)
         if known != meaning:
             raise VerifyError(
@@ -257,6 +264,14 @@ class State:
                 " `reduced`"
             )
         return known
+
+
+def labels_of(placed: Placed) -> tuple[int, ...]:
+    """For each dim of the box which label goes along it; -1 where there is but one index."""
+    tile = placed.tile
+    return tuple(
+        dim if size > 1 else -1 for dim, (_, size) in zip(tile.dims, tile.box, strict=True)
+    )
 
 
 def show_box(box: tuple[tuple[int, int], ...]) -> str:

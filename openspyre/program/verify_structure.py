@@ -69,8 +69,8 @@ def check_structure(program: Program) -> None:
         _check_operand(program, operand, symbols)
     for value in program.values:
         place = f"value {value.name}"
-        if len(value.shape) > MAX_LABELS or len(value.reduced) > MAX_LABELS:
-            raise VerifyError(1, place, f"more than {MAX_LABELS} dims")
+        if len(value.shape) > MAX_RANK or len(value.reduced) > MAX_RANK:
+            raise VerifyError(1, place, f"more than {MAX_RANK} dims; collapse dims")
         for size in (*value.shape, *value.reduced):
             check_expr(size, symbols, place)
     _check_memory(program)

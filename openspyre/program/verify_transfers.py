@@ -20,7 +20,7 @@ from openspyre.program.verify_error import VerifyError
 from openspyre.program.verify_memory import Shadow
 from openspyre.program.verify_numbers import check
 from openspyre.program.verify_scatter import Scattered
-from openspyre.program.verify_state import State
+from openspyre.program.verify_state import State, labels_of
 from openspyre.program.verify_tiles import Placed
 
 MAX_RING = 1 << 16
@@ -74,7 +74,7 @@ class Transfers:
             nbytes = plain.nbytes
             index = self.state.read_lx(step, gather.index)
             self._read_memory(step, source)
-            self.state.check_meaning(step, "gather", [source, index], target, ())
+            self.state.check_meaning(step, ("gather", label), [source, index], target, ())
         self.state.write(step, self.state.lx[task.core], target, COMPLETE)
         self.state.counts.read_without_multicast += nbytes
         if not step.group or step.task is step.group[0]:
@@ -205,6 +205,13 @@ class Transfers:
                 raise VerifyError(
                     8, step.task, f"joins parts of {value} that declare other boxes than the target"
                 )
+            if any(labels_of(part) != labels_of(target) for part in sources):
+                raise VerifyError(
+                    8,
+                    step.task,
+                    f"joins parts of {value} along other labels than the target's: they are not"
+                    " the same elements",
+                )
             known = self.state.parts.get(value)
             if known is not None and known[0] is not ring.combine:
                 raise CoverError(f"{value} is reduced by {known[0].value}, RING must do the same")
@@ -226,7 +233,7 @@ class Transfers:
                 f"must sum each of the {self._summed(value, shape)} parts that {value} declares"
                 f" (`reduced`), sums {len(sources)}",
             )
-        self.state.check_meaning(step, "ring", sources, target, ())
+        self.state.check_meaning(step, ("ring", ring.combine), sources, target, ())
         return COMPLETE
 
     def _summed(self, value: str, shape: tuple[int, ...]) -> int:
