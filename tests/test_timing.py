@@ -17,10 +17,11 @@ from program_zoo import ZOO
 from examples.programs import add, ksplit, matmul, pointwise, rows
 from openspyre.card import PRESETS
 from openspyre.program import Program
-from openspyre.program.concrete import ProgramError
+from openspyre.program.concrete import Instance, ProgramError, accesses
 from openspyre.program.expr import Const
-from openspyre.program.model import Loop, Signal, Unit, Wait
-from openspyre.timing import TABLE, duration_ns, time_program
+from openspyre.program.model import Loop, Ring, Signal, SymbolKind, Unit, Wait
+from openspyre.program.ops import BODY_OP
+from openspyre.timing import TABLE, costs, duration_ns, time_program
 
 ROOT = Path(__file__).parent.parent
 
@@ -223,3 +224,23 @@ def test_every_constant_stands_in_the_documentation_with_its_source() -> None:
         cells = [cell.strip() for cell in row.strip("|").split("|")]
         assert cells and cells[1].split()[0] == f"{value:g}", name
         assert cells[2:] == [unit, tag, source], name
+
+
+@pytest.mark.parametrize("name", sorted(ZOO))
+def test_bytes_of_tiles_are_those_of_the_expansion(name: str) -> None:
+    """`costs.tile_bytes` counts them without making the tile."""
+    case = ZOO[name]()
+    known = {s.name for s in case.program.symbols if s.kind is not SymbolKind.FLOAT}
+    instance = Instance(case.program, {n: int(v) for n, v in case.symbols.items() if n in known})
+    for unit in case.program.queues:
+        for task in instance.walk(0, unit):
+            if isinstance(task.instruction, Wait | Signal | Ring):
+                continue
+            sizes = costs.sizes_of(task.instruction.over, task.values)  # type: ignore[union-attr]
+            for access in (tile for tiles in accesses(task.instruction) for tile in tiles):
+                tile = instance.tile(task, access)
+                assert costs.tile_bytes(access, sizes) == tile.nbytes, (task.where(), access.value)
+
+
+def test_operations_that_cost_more_are_operations() -> None:
+    assert set(BODY_OP) >= costs.FUNCTIONS

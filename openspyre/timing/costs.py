@@ -19,12 +19,13 @@ from openspyre.timing.table import TimingTable
 PS = 1000  # picoseconds in a nanosecond
 
 # fmt: off
-_FUNCTIONS = frozenset((
+FUNCTIONS = frozenset((
     "div", "sqrt", "rsqrt", "reciprocal", "exp", "exp2", "expm1", "log", "log2", "log10", "log1p",
     "sigmoid", "tanh", "erf", "erfc", "erfinv", "gelu", "gelu_tanh", "silu", "softplus", "mish",
     "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh", "pow",
     "atan2", "fmod", "remainder", "floor_div", "trunc_div", "philox",
 ))
+"""Operations of bodies that cost `sfu_cycles_function`; the others but leaves are simple."""
 # fmt: on
 _LEAVES = frozenset(op.name for op in BODY_OP.values() if not op.operands)
 
@@ -148,7 +149,7 @@ class Costs:
         cycles = 0.0
         if item.body is not None:
             for node in item.body.nodes:
-                if node.op in _FUNCTIONS:
+                if node.op in FUNCTIONS:
                     cycles += table.sfu_cycles_function
                 elif node.op not in _LEAVES:
                     cycles += table.sfu_cycles_simple
