@@ -37,6 +37,14 @@ std::vector<Bytes> corpus() {
   return images;
 }
 
+// A mutated program may let two cores write one operand: no verifier saw it. That is a race in the
+// program, which ThreadSanitizer would take for one in the machine.
+#ifdef __SANITIZE_THREAD__
+constexpr int kThreads = 1;
+#else
+constexpr int kThreads = 2;
+#endif
+
 int64_t number(const char* name, int64_t otherwise) {
   const char* text = std::getenv(name);
   return text == nullptr ? otherwise : std::atoll(text);
@@ -166,7 +174,7 @@ TEST(program_fuzz_mutated_images_do_no_harm) {
     Launch launch;
     launch.operands = windows;
     launch.symbols = symbols;
-    launch.threads = i % 8 == 0 ? 2 : 1;
+    launch.threads = kThreads > 1 && i % 8 == 0 ? kThreads : 1;
     launch.max_tasks = 400;
     try {
       execute_program(*program, launch);
