@@ -237,7 +237,8 @@ class State:
             function,
             labels_of(out),
             tuple(
-                (i.tile.access.value, i.tile.box, i.tile.access.format, labels_of(i)) for i in inputs
+                (i.tile.access.value, i.tile.box, i.tile.access.format, labels_of(i))
+                for i in inputs
             ),
         )
         known = self._meanings.setdefault(key, meaning)
