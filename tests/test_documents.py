@@ -74,3 +74,18 @@ def test_the_snippet_of_the_timing_page_runs(tmp_path: Path) -> None:
     assert "modelled" in ran([sys.executable, "-c", made + snippet], tmp_path)
     (command,) = re.findall(r'`python -c "(.*?)"`', text, re.DOTALL)
     assert "cores" in ran([sys.executable, "-c", command], tmp_path)
+
+
+def test_the_page_of_plans_and_launches_is_a_script_and_its_commands_work(tmp_path: Path) -> None:
+    script = "\n".join(blocks("docs/launching.md", "python"))
+    made = f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
+    printed = ran([sys.executable, "-c", made + script], tmp_path)
+    for line in ("tensor(2., dtype=torch.float16)", "4 tensor([2.]", "tensor(6., dtype"):
+        assert line in printed, printed
+    assert "host_computes=1" in printed
+    page = (ROOT / "docs" / "launching.md").read_text(encoding="utf-8")
+    commands = re.findall(r"^    openspyre (.*)$", page, re.MULTILINE)
+    assert len(commands) == 5
+    for command in commands:
+        arguments = shlex.split(command, comments=True)
+        ran([sys.executable, "-c", "from openspyre.cli import main; main()", *arguments], tmp_path)
