@@ -543,6 +543,16 @@ def _one_operation(name: str, type_: str, formats: Mapping[str, Format]) -> byte
     return image
 
 
+def test_an_image_in_a_buffer_with_gaps_is_refused() -> None:
+    """Its bytes do not lie one after the other from where the buffer starts."""
+    image = (DATA / "golden_abs64.bin").read_bytes()
+    gaps = (memoryview(image)[::-1], np.broadcast_to(np.zeros(1, np.uint8), (1 << 20,)).data)
+    for buffer in gaps:
+        with pytest.raises(ValueError, match="not contiguous"):
+            _C.NativeProgram(buffer)
+    assert _C.NativeProgram(memoryview(image)).describe()["name"] == "abs64"
+
+
 def _value() -> Any:
     from openspyre.program.model import Value
 

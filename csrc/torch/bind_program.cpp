@@ -65,7 +65,7 @@ class NativeProgram {
  public:
   explicit NativeProgram(const py::buffer& image) {
     const py::buffer_info info = image.request();
-    const auto bytes = static_cast<size_t>(info.size * info.itemsize);
+    const auto bytes = static_cast<size_t>(contiguous_bytes(info, "program image: the buffer"));
     image_ =
         std::shared_ptr<std::byte>(static_cast<std::byte*>(std::aligned_alloc(
                                        kAlignment, bytes / kAlignment * kAlignment + kAlignment)),
@@ -119,7 +119,8 @@ class NativeProgram {
       const bool written =
           operand.role != machine::Role::In && operand.role != machine::Role::Const;
       py::buffer_info info = py::cast<py::buffer>(given).request(written);
-      windows.push_back({static_cast<std::byte*>(info.ptr), contiguous_bytes(info, operand.name)});
+      windows.push_back({static_cast<std::byte*>(info.ptr),
+                         contiguous_bytes(info, "execute: the buffer of operand " + operand.name)});
       held.push_back(std::move(info));
     }
     machine::Launch launch;
@@ -146,12 +147,12 @@ class NativeProgram {
  private:
   static constexpr size_t kAlignment = 128;
 
-  static uint64_t contiguous_bytes(const py::buffer_info& info, const std::string& name) {
+  static uint64_t contiguous_bytes(const py::buffer_info& info, const std::string& what) {
     py::ssize_t expected = info.itemsize;
     for (py::ssize_t i = info.ndim; i-- > 0;) {
       const auto at = static_cast<size_t>(i);
       if (info.shape[at] > 1 && info.strides[at] != expected) {
-        throw py::value_error("execute: the buffer of operand " + name + " is not contiguous");
+        throw py::value_error(what + " is not contiguous");
       }
       expected *= info.shape[at];
     }
