@@ -12,6 +12,7 @@ from openspyre.formats import Format
 from openspyre.program.model import Node, Operand, Role, Symbol, SymbolKind
 from openspyre.program.ops import BODY_OP, BODY_OPS, RegisterType
 
+# Limits of an image. The machine's decoder has the same (csrc/machine/program/program.h).
 MAX_LABELS = 8
 MAX_TILES = 8  # inputs of an instruction, and outputs
 MAX_RANK = 6

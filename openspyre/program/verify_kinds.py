@@ -279,22 +279,16 @@ def _scan(check: _Check) -> None:
     check.need(label in indexed(x) and label in indexed(y), f"x and y must have label {label}")
 
 
-def _gather(check: _Check) -> None:
+def _by_index(check: _Check) -> None:
+    """GATHER and SCATTER; the tile whose positions the index gives must have the label."""
     label = check.has_label()
     check.count(2, 1)
     (source, index), (out,) = check.compute.inputs, check.compute.outputs
     check_index_format(index.format, check.place)
     check.need(source.format is out.format, "source and output must have one format")
-    check.need(label in indexed(source), f"the source must have label {label}")
-
-
-def _scatter(check: _Check) -> None:
-    label = check.has_label()
-    check.count(2, 1)
-    (source, index), (out,) = check.compute.inputs, check.compute.outputs
-    check_index_format(index.format, check.place)
-    check.need(source.format is out.format, "source and output must have one format")
-    check.need(label in indexed(out), f"the output must have label {label}")
+    gathers = check.compute.kind is Kind.GATHER
+    tile, what = (source, "source") if gathers else (out, "output")
+    check.need(label in indexed(tile), f"the {what} must have label {label}")
 
 
 def _sort(check: _Check) -> None:
@@ -341,8 +335,8 @@ _KINDS: dict[Kind, Callable[[_Check], None]] = {
     Kind.REDUCE: _reduce,
     Kind.FOLD: _fold,
     Kind.SCAN: _scan,
-    Kind.GATHER: _gather,
-    Kind.SCATTER: _scatter,
+    Kind.GATHER: _by_index,
+    Kind.SCATTER: _by_index,
     Kind.SORT: _sort,
     Kind.MERGE: _merge,
     Kind.TOPK: _topk,

@@ -10,7 +10,16 @@ from collections import Counter
 from collections.abc import Iterable
 
 from openspyre.formats import STICK_BYTES, Format
-from openspyre.program.binary_rules import MAX_DEPTH, MAX_LABELS, MAX_RANK, MAX_TILES, is_name
+from openspyre.program.binary_rules import (
+    MAX_CORES,
+    MAX_DEPTH,
+    MAX_LABELS,
+    MAX_LX_BYTES,
+    MAX_RANK,
+    MAX_SEMAPHORES,
+    MAX_TILES,
+    is_name,
+)
 from openspyre.program.concrete import accesses
 from openspyre.program.expr import HIGH, LOW, OPERATORS, Binary, Const, Expr, Var
 from openspyre.program.model import (
@@ -36,11 +45,8 @@ from openspyre.program.ops import Combine, register_of
 from openspyre.program.verify_error import VerifyError
 from openspyre.program.verify_kinds import check_compute, check_index_format
 
-MAX_CORES = 1024
-MAX_LX_BYTES = 64 << 20
-MAX_SEMAPHORES = 1 << 16
-MAX_LOOPS = 32
-MAX_INSTRUCTIONS = 1 << 20
+MAX_LOOPS = 32  # of a nest; an image may hold twice as many
+MAX_INSTRUCTIONS = 1 << 20  # as written; loops count once
 
 
 class Names:
