@@ -195,6 +195,19 @@ def test_an_evicted_image_comes_back_at_the_next_launch(tmp_path: Path) -> None:
 def test_rt31_two_plans_run_at_program_offset_zero(tmp_path: Path) -> None:
     one = torch.spyre.prepare(made.write(tmp_path / "a", made.absolute()))
     two = torch.spyre.prepare(made.write(tmp_path / "b", made.add_one()))
+    # Both were written for the start of program memory; their images lie at different places.
+    for plan in (one, two):
+        assert [init.dev_ptr for init in plan.code.inits] == [made.BASE]
+        assert plan.code.steps[-1].job_bin_ptr == made.BASE
+    images = [
+        block["address"]
+        for segment in torch.spyre.memory.memory_snapshot()
+        if segment["memory_type"] == "program_static"
+        for block in segment["blocks"]
+        if block["state"] == "active_allocated" and block["size"] == one.job_allocation_size
+    ]
+    assert one.job_allocation_size == two.job_allocation_size
+    assert len(images) == len(set(images)) == 2
     x = torch.linspace(-1, 1, 64, dtype=torch.float16).to("spyre")
     out = torch.empty_like(x)
     torch.spyre.launch(one, [x, out])
