@@ -18,6 +18,7 @@ from openspyre.formats import Format, Numerics
 from openspyre.program.binary import decode, read_header
 from openspyre.program.concrete import Instance
 from openspyre.program.model import Program, Role, SymbolKind
+from openspyre.program.verify import VerifyError
 from openspyre.reference import numbers
 from openspyre.runtime.plan import JobPlan
 from openspyre.runtime.spyrecode import Kernel, write_spyrecode
@@ -224,6 +225,19 @@ def test_two_kernels_in_one_plan(tmp_path: Path) -> None:
     assert relative_error(scores, x @ w) < 2**-9
     # From the rounded scores: what softmax itself adds.
     assert relative_error(out, torch.softmax(scores.cpu().float(), -1)) < 2**-9
+
+
+@pytest.mark.parametrize("cores", [1, 32])
+def test_b080_a_program_beyond_the_span_of_a_core_is_refused_before_the_card(
+    tmp_path: Path, cores: int
+) -> None:
+    """Rows of a [98000, 4096] tensor reach over all of it: its columns lie outermost."""
+    program = add.build(98_000, 4096, dtype="bfloat16", cores=cores)
+    torch.spyre.init()
+    before = torch.spyre.memory_stats()
+    with pytest.raises(VerifyError, match=r"bytes .* of x: .*256 MiB.* a core; split the dim"):
+        prepared(tmp_path, program)
+    assert torch.spyre.memory_stats() == before
 
 
 def test_p7_the_written_program_is_what_executes_in_another_process(tmp_path: Path) -> None:

@@ -200,7 +200,8 @@ class AccessRules:
                 2,
                 task,
                 f"core {task.core} spans bytes {low}..{high - 1} of {operand}: {high - low},"
-                f" above {SPAN_LIMIT} (256 MiB) a core; split the operand over more cores",
+                f" above {SPAN_LIMIT} (256 MiB) a core; split the dim over the cores that moves"
+                " the address most",
             )
         self.spans[key] = (low, high)
 
