@@ -6,15 +6,16 @@
 #include <numeric>
 #include <stdexcept>
 
+#include "machine/program/evaluate.h"
+
 namespace openspyre::card {
 
 using machine::ExprStep;
+using machine::kStickBytes;
 using machine::LayoutAxis;
 using machine::LayoutDigit;
 
 namespace {
-
-constexpr int64_t kStick = 128;
 
 [[noreturn]] void refuse(const std::string& text) { throw std::invalid_argument(text); }
 
@@ -24,48 +25,6 @@ int64_t multiply(int64_t a, int64_t b, const char* what) {
   int64_t product = 0;
   if (__builtin_mul_overflow(a, b, &product)) refuse(std::string(what) + " exceeds 64 bits");
   return product;
-}
-
-int64_t apply(ExprStep::Code code, int64_t a, int64_t b) {
-  int64_t value = 0;
-  bool overflow = false;
-  switch (code) {
-    case ExprStep::Add:
-      overflow = __builtin_add_overflow(a, b, &value);
-      break;
-    case ExprStep::Sub:
-      overflow = __builtin_sub_overflow(a, b, &value);
-      break;
-    case ExprStep::Mul:
-      overflow = __builtin_mul_overflow(a, b, &value);
-      break;
-    case ExprStep::FloorDiv:
-    case ExprStep::Mod: {
-      if (b < 1) refuse("a divisor is " + std::to_string(b) + " and must be at least 1");
-      const int64_t rest = ((a % b) + b) % b;
-      value = code == ExprStep::Mod ? rest : (a - rest) / b;
-      break;
-    }
-    case ExprStep::Min:
-      value = std::min(a, b);
-      break;
-    case ExprStep::Max:
-      value = std::max(a, b);
-      break;
-    case ExprStep::Eq:
-      value = a == b;
-      break;
-    case ExprStep::Lt:
-      value = a < b;
-      break;
-    case ExprStep::Le:
-      value = a <= b;
-      break;
-    default:
-      refuse("an expression holds an unknown operator");
-  }
-  if (overflow) refuse("a value does not fit in 64 bits");
-  return value;
 }
 
 }  // namespace
@@ -85,24 +44,17 @@ bool is_constant(const machine::Expr& expr) {
 }
 
 int64_t evaluate(const machine::Expr& expr, std::span<const int64_t> symbols) {
-  if (expr.steps.size() == 1 && expr.steps[0].code == ExprStep::Const) return expr.steps[0].value;
-  std::vector<int64_t> stack;
+  if (expr.steps.empty()) refuse("an expression is missing");
   for (const ExprStep& step : expr.steps) {
-    if (step.code == ExprStep::Const) {
-      stack.push_back(step.value);
-    } else if (step.code == ExprStep::Var) {
-      if (step.value < 0 || static_cast<size_t>(step.value) >= symbols.size())
-        refuse("a size of an operand uses a name that is no symbol");
-      stack.push_back(symbols[static_cast<size_t>(step.value)]);
-    } else {
-      if (stack.size() < 2) refuse("an expression is incomplete");
-      const int64_t b = stack.back();
-      stack.pop_back();
-      stack.back() = apply(step.code, stack.back(), b);
-    }
+    if (step.code == ExprStep::Var &&
+        (step.value < 0 || static_cast<size_t>(step.value) >= symbols.size()))
+      refuse("a size of an operand uses a name that is no symbol");
   }
-  if (stack.size() != 1) refuse("an expression is incomplete");
-  return stack.back();
+  try {
+    return machine::evaluate(expr, symbols.data());
+  } catch (const machine::Fault& fault) {
+    refuse(fault.text);
+  }
 }
 
 OperandLayout lay_operand(const machine::Operand& operand, std::span<const int64_t> symbols) {
@@ -140,7 +92,7 @@ OperandLayout lay_operand(const machine::Operand& operand, std::span<const int64
   // The first dim of the order moves next to the stick (docs/layouts.md).
   std::vector<int> map(order.begin() + 1, order.end());
   map.push_back(order.front());
-  int64_t pitch = kStick;
+  int64_t pitch = kStickBytes;
   for (size_t i = map.size(); i-- > 0;) {
     const int dim = map[i];
     if (dim < 0) continue;
@@ -155,7 +107,7 @@ OperandLayout lay_operand(const machine::Operand& operand, std::span<const int64
     const int64_t steps = dim == out.stick ? (out.shape[dim] - 1) / out.eps : out.shape[dim] - 1;
     last += steps * out.strides[dim];
   }
-  out.nbytes = last + kStick;
+  out.nbytes = last + kStickBytes;
   return out;
 }
 
@@ -197,8 +149,8 @@ std::string match_layout(const OperandLayout& operand, const TensorView& view, b
   if (layout.has_copies()) return "its storage keeps several copies of its elements";
   if (view.offset < 0 || view.offset >= layout.numel()) return "it starts outside its storage";
   *base = layout.element_offset(view.offset);
-  if (*base % kStick != 0)
-    return "its first element lies " + std::to_string(*base % kStick / itemsize) +
+  if (*base % kStickBytes != 0)
+    return "its first element lies " + std::to_string(*base % kStickBytes / itemsize) +
            " elements into a stick, and must begin one";
 
   constexpr size_t kAxes = 16;
@@ -278,7 +230,7 @@ std::vector<ByteRange> sticks_of(const OperandLayout& operand, int64_t base) {
   }
   std::sort(loops.begin(), loops.end(), [](Loop a, Loop b) { return a.stride < b.stride; });
   // Innermost loops without a gap are one run of bytes.
-  int64_t run = kStick;
+  int64_t run = kStickBytes;
   size_t outer = 0;
   while (outer < loops.size() && loops[outer].stride == run) run *= loops[outer++].count;
   std::vector<ByteRange> ranges{{static_cast<uint64_t>(base), static_cast<uint64_t>(base + run)}};

@@ -18,7 +18,7 @@
 
 namespace openspyre::card {
 
-inline constexpr int kMaxRank = 6;
+using machine::kMaxRank;
 
 // Bytes from an operand's address to its elements (openspyre/program/concrete.py OperandLayout).
 struct OperandLayout {
@@ -30,7 +30,8 @@ struct OperandLayout {
   int64_t nbytes = 0;              // to the end of the last stick
 };
 
-// Value of a launch-time expression (over symbols only). Throws std::invalid_argument.
+// Value of a launch-time expression (over symbols only) of a decoded program. Throws
+// std::invalid_argument.
 int64_t evaluate(const machine::Expr& expr, std::span<const int64_t> symbols);
 bool is_constant(const machine::Expr& expr);
 

@@ -176,3 +176,19 @@ TEST(operands_of_symbols_are_laid_at_launch) {
   const int64_t none[] = {0};
   CHECK_THROWS(lay_operand(operand, none), std::invalid_argument);
 }
+
+// The remainder by a divisor near 2^63 must not overflow on its way.
+TEST(plan_contract_sizes_are_evaluated_as_the_machine_does) {
+  using machine::ExprStep;
+  const auto with = [](ExprStep::Code code, int64_t right) {
+    return machine::Expr{{{ExprStep::Var, 0}, {ExprStep::Const, right}, {code, 0}}};
+  };
+  const int64_t large = int64_t(1) << 62, symbols[] = {large}, negative[] = {-7};
+  CHECK_EQ(evaluate(with(ExprStep::Mod, INT64_MAX), symbols), large);
+  CHECK_EQ(evaluate(with(ExprStep::FloorDiv, INT64_MAX), symbols), 0);
+  CHECK_EQ(evaluate(with(ExprStep::Mod, 4), negative), 1);
+  CHECK_EQ(evaluate(with(ExprStep::FloorDiv, 4), negative), -2);
+  CHECK_THROWS(evaluate(with(ExprStep::Mul, 2), symbols), std::invalid_argument);
+  CHECK_THROWS(evaluate(with(ExprStep::Mod, 0), symbols), std::invalid_argument);
+  CHECK_THROWS(evaluate(with(ExprStep::Add, 1), {}), std::invalid_argument);
+}
