@@ -11,6 +11,7 @@
 
 #include "machine/formats.h"
 #include "machine/kernels/kernels.h"
+#include "machine/program/op_table.h"
 
 namespace tiles {
 
@@ -152,6 +153,69 @@ inline float value_of(Format format, uint64_t bits, const Numerics& numerics = {
       return value;
     }
   }
+}
+
+inline bool is_float(Format format) {
+  Register type;
+  return register_of(format, &type) && type == Register::F32;
+}
+inline int64_t integer_of(Format format, uint64_t bits) {
+  switch (format) {
+    case Format::SENINT8:
+      return int8_t(bits);
+    case Format::SENUINT8:
+      return uint8_t(bits);
+    case Format::SENINT16:
+      return int16_t(bits);
+    case Format::IEEE_INT32:
+      return int32_t(bits);
+    default:
+      return int64_t(bits);
+  }
+}
+// The one NaN that a computed NaN becomes.
+inline uint64_t nan_of(Format format) {
+  switch (format) {
+    case Format::SEN169_FP16:
+      return 0x7FFF;
+    case Format::IEEE_FP16:
+      return 0x7E00;
+    case Format::BFLOAT16:
+      return 0x7FC0;
+    case Format::IEEE_FP32:
+      return 0x7FC00000;
+    default:
+      return 0x7F;
+  }
+}
+// The code that a computed value becomes: rounded to nearest, ties to even (DLFloat16: as the
+// numerics say); 1-4-3 saturates.
+inline uint64_t encoded_float(Format format, float value, const Numerics& numerics) {
+  uint64_t bits = 0;
+  if (std::isnan(value)) return nan_of(format);
+  if (format == Format::IEEE_FP32) {
+    std::memcpy(&bits, &value, 4);
+  } else if (format == Format::SEN169_FP16) {
+    bits = dl16_encode(value, numerics);
+  } else if (format_bytes(format) == 2) {
+    encode(HostType::F32, format, &value, &bits, 1, numerics);
+  } else {  // fp8: the nearest of all codes
+    const uint64_t sign = std::signbit(value) ? 0x80 : 0;
+    const uint64_t largest = format == Format::SEN143_FP8 ? 0x7E : 0x7B;
+    const uint64_t over = format == Format::SEN143_FP8 ? 0x7E : 0x7C;
+    const double size = std::fabs(double(value));
+    const double top = value_of(format, largest), below = value_of(format, largest - 1);
+    const double half = top + (top - below) / 2;
+    if (size > half || (size == half && (largest & 1))) return sign | over;
+    uint64_t best = 0;
+    for (uint64_t c = 1; c <= largest; ++c) {
+      const double now = std::fabs(size - value_of(format, c));
+      const double then = std::fabs(size - value_of(format, best));
+      if (now < then || (now == then && c % 2 == 0)) best = c;
+    }
+    return sign | best;
+  }
+  return bits;
 }
 
 inline std::vector<Isa> isas() {

@@ -19,10 +19,6 @@ struct Number {
   int64_t i = 0;  // I32, I64; truth 0 or 1
 };
 
-inline bool is_float(Format format) {
-  Register type;
-  return register_of(format, &type) && type == Register::F32;
-}
 inline Number decoded(Format format, uint64_t bits, const Numerics& numerics) {
   Number x;
   register_of(format, &x.type);
@@ -30,63 +26,8 @@ inline Number decoded(Format format, uint64_t bits, const Numerics& numerics) {
     x.f = value_of(format, bits, numerics);
     return x;
   }
-  switch (format) {
-    case Format::SENINT8:
-      x.i = int8_t(bits);
-      break;
-    case Format::SENUINT8:
-      x.i = uint8_t(bits);
-      break;
-    case Format::SENINT16:
-      x.i = int16_t(bits);
-      break;
-    case Format::IEEE_INT32:
-      x.i = int32_t(bits);
-      break;
-    default:
-      x.i = int64_t(bits);
-  }
+  x.i = integer_of(format, bits);
   return x;
-}
-inline uint64_t encoded_float(Format format, float value, const Numerics& numerics) {
-  uint64_t bits = 0;
-  if (std::isnan(value)) {
-    switch (format) {
-      case Format::SEN169_FP16:
-        return 0x7FFF;
-      case Format::IEEE_FP16:
-        return 0x7E00;
-      case Format::BFLOAT16:
-        return 0x7FC0;
-      case Format::IEEE_FP32:
-        return 0x7FC00000;
-      default:
-        return 0x7F;
-    }
-  }
-  if (format == Format::IEEE_FP32) {
-    std::memcpy(&bits, &value, 4);
-  } else if (format == Format::SEN169_FP16) {
-    bits = dl16_encode(value, numerics);
-  } else if (format_bytes(format) == 2) {
-    encode(HostType::F32, format, &value, &bits, 1, numerics);
-  } else {  // fp8: the nearest of all codes, ties to the even one; 1-4-3 saturates
-    const uint64_t sign = std::signbit(value) ? 0x80 : 0;
-    const uint64_t largest = format == Format::SEN143_FP8 ? 0x7E : 0x7B;
-    const uint64_t over = format == Format::SEN143_FP8 ? 0x7E : 0x7C;
-    const double size = std::fabs(double(value));
-    const double top = value_of(format, largest), below = value_of(format, largest - 1);
-    const double half = top + (top - below) / 2;
-    if (size > half || (size == half && (largest & 1))) return sign | over;
-    uint64_t best = 0;
-    for (uint64_t c = 1; c <= largest; ++c) {
-      const double now = std::fabs(size - value_of(format, c));
-      const double then = std::fabs(size - value_of(format, best));
-      if (now < then || (now == then && c % 2 == 0)) best = c;
-    }
-    return sign | best;
-  }
-  return bits;
 }
 inline uint64_t encoded(Format format, const Number& x, const Numerics& numerics) {
   if (x.type == Register::F32) return encoded_float(format, x.f, numerics);

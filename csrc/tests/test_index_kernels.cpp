@@ -19,75 +19,18 @@ std::vector<Format> formats() {
   for (const Format format : kIntegers) all.push_back(format);
   return all;
 }
-bool is_float(Format format) {
-  return std::find(std::begin(kFloats), std::end(kFloats), format) != std::end(kFloats);
-}
-
 uint64_t only(Format format, uint64_t bits) {
   const int width = 8 * format_bytes(format);
   return width == 64 ? bits : bits & ((uint64_t(1) << width) - 1);
-}
-int64_t integer_of(Format format, uint64_t bits) {
-  switch (format) {
-    case Format::SENINT8:
-      return int8_t(bits);
-    case Format::SENUINT8:
-      return uint8_t(bits);
-    case Format::SENINT16:
-      return int16_t(bits);
-    case Format::IEEE_INT32:
-      return int32_t(bits);
-    default:
-      return int64_t(bits);
-  }
-}
-uint64_t nan_of(Format format) {
-  switch (format) {
-    case Format::SEN169_FP16:
-      return 0x7FFF;
-    case Format::IEEE_FP16:
-      return 0x7E00;
-    case Format::BFLOAT16:
-      return 0x7FC0;
-    case Format::IEEE_FP32:
-      return 0x7FC00000;
-    default:
-      return 0x7F;
-  }
 }
 // A code that went through a register.
 uint64_t passed(Format format, uint64_t bits, const Numerics& numerics) {
   return is_float(format) && std::isnan(value_of(format, bits, numerics)) ? nan_of(format) : bits;
 }
-uint64_t encoded(Format format, float value, const Numerics& numerics) {
-  if (std::isnan(value)) return nan_of(format);
-  uint64_t bits = 0;
-  if (format_bytes(format) > 1) {
-    if (format == Format::IEEE_FP32) {
-      std::memcpy(&bits, &value, 4);
-    } else {
-      encode(HostType::F32, format, &value, &bits, 1, numerics);
-    }
-    return bits;
-  }
-  // fp8: the nearest of all codes, ties to the even one; 1-4-3 saturates.
-  const uint64_t sign = std::signbit(value) ? 0x80 : 0;
-  const uint64_t largest = format == Format::SEN143_FP8 ? 0x7E : 0x7B;
-  const double size = std::fabs(double(value));
-  const double top = value_of(format, largest), below = value_of(format, largest - 1);
-  if (size >= top + (top - below) / 2) return sign | (largest == 0x7E ? 0x7E : 0x7C);
-  uint64_t best = 0;
-  for (uint64_t c = 1; c <= largest; ++c) {
-    const double now = std::fabs(double(value_of(format, c)) - size);
-    const double was = std::fabs(double(value_of(format, best)) - size);
-    if (now < was || (now == was && c % 2 == 0)) best = c;
-  }
-  return sign | best;
-}
 uint64_t added(Format format, uint64_t a, uint64_t b, const Numerics& numerics) {
   if (!is_float(format)) return only(format, a + b);
   const float sum = value_of(format, a, numerics) + value_of(format, b, numerics);
-  return encoded(format, sum, numerics);
+  return encoded_float(format, sum, numerics);
 }
 
 struct Case {
@@ -200,7 +143,7 @@ uint64_t sortable(Random& random, Format format) {
   const float values[] = {0.0f, -0.0f, 1.0f, -1.0f, 2.5f, -448.0f, std::nanf("")};
   const auto which = pick(random, 0, 7);
   if (which == 7) return only(format, random());
-  return encoded(format, values[which], {});
+  return encoded_float(format, values[which], {});
 }
 std::vector<Entry> row(Tile& values, Tile* indices, std::vector<int64_t> point, int label,
                        int64_t n, int64_t start) {
@@ -407,7 +350,7 @@ TEST(combine_joins_tiles_element_by_element) {
             if (op == Combine::Min) f = std::isnan(x) || x <= y ? x : y, n = std::min(i, j);
             if (op == Combine::Any) f = t || u, n = t || u;
             if (op == Combine::All) f = t && u, n = t && u;
-            const uint64_t bits = floats ? encoded(format, f, {}) : only(format, uint64_t(n));
+            const uint64_t bits = floats ? encoded_float(format, f, {}) : only(format, uint64_t(n));
             std::memcpy(want.at(point, lane), &bits, size_t(format_bytes(format)));
           }
         });

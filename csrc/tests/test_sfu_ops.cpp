@@ -104,12 +104,11 @@ TEST(sfu_every_operation_exists_and_is_equal_on_every_instruction_set) {
       const bool declared = std::strchr(info.types, register_letter(type)) != nullptr;
       CHECK_EQ(sfu::kPortable.op[o][t] != nullptr, declared);
       if (!declared) continue;
-      std::vector<int64_t> immediates = {0};
-      if (info.immediate == Immediate::Type) immediates = {0, 1, 2, 3};
-      if (Op(o) == Op::Bits) immediates = {0, 1};
-      if (info.immediate == Immediate::Int) immediates = {0, 1, 2, 3};
-      if (info.immediate == Immediate::Format) immediates = {0, 1, 2, 3, 4, 5};
-      for (const int64_t immediate : immediates) {
+      int64_t immediates = 1;  // values 0 .. immediates - 1
+      if (info.immediate == Immediate::Type) immediates = Op(o) == Op::Bits ? 2 : 4;
+      if (info.immediate == Immediate::Int) immediates = 4;
+      if (info.immediate == Immediate::Format) immediates = 6;
+      for (int64_t immediate = 0; immediate < immediates; ++immediate) {
         std::vector<Array> in;
         const void* pointers[3] = {};
         for (size_t a = 0; info.operands[a]; ++a) {

@@ -274,6 +274,20 @@ TEST(sfu_map_works_in_place) {
   }
 }
 
+// A combine and what it combines: `type` registers, in `parts` parts.
+struct Way {
+  Way(Random& random, Combine how) : how(how), type(Register(pick(random, 0, 2))) {
+    if (how == Combine::Welford) type = Register::F32;
+  }
+  Register part(int number) const { return number == 1 && arg ? Register::I64 : type; }
+
+  Combine how;
+  Register type;
+  bool arg = how == Combine::ArgMax || how == Combine::ArgMin;
+  bool truth = how == Combine::Any || how == Combine::All;
+  int parts = how == Combine::Welford ? 3 : arg ? 2 : 1;
+};
+
 TEST(sfu_reduce_adds_in_the_written_order) {
   for (uint64_t seed = 0; seed < 270; ++seed) {
     Random random(2000 + seed);
@@ -281,11 +295,9 @@ TEST(sfu_reduce_adds_in_the_written_order) {
     const int labels = int(pick(random, 1, 4));
     c.boxes(random, labels, 200);
     c.code.combine = Combine(seed % 9);
-    const Combine how = c.code.combine;
-    const bool arg = how == Combine::ArgMax || how == Combine::ArgMin;
-    const bool truth = how == Combine::Any || how == Combine::All;
-    Register type = Register(pick(random, 0, 2));
-    if (how == Combine::Welford) type = Register::F32;
+    Way way(random, c.code.combine);
+    const Combine how = way.how;
+    const bool arg = way.arg, truth = way.truth;
     const int lane = int(pick(random, -1, labels - 1));
     std::vector<int> kept;
     const int only = int(pick(random, 0, labels - 1));
@@ -300,14 +312,13 @@ TEST(sfu_reduce_adds_in_the_written_order) {
       c.input(random, kAll[size_t(pick(random, 0, 10))], moved,
               has && pick(random, 0, 1) ? lane : -1);
     }
-    int result = random_body(random, c, type);
-    if (truth) result = c.as(result, type = Register::Bool);
+    int result = random_body(random, c, way.type);
+    if (truth) result = c.as(result, way.type = Register::Bool);
     c.code.body.results.push_back(result);
     const bool lanes = lane >= 0 && std::find(kept.begin(), kept.end(), lane) == kept.end();
-    const int parts = how == Combine::Welford ? 3 : arg ? 2 : 1;
+    const int parts = way.parts;
     for (int o = 0; o < parts; ++o) {
-      c.output(random, o == 1 && arg ? Format::IEEE_INT64 : exact(type), kept, lanes ? -1 : lane,
-               lanes);
+      c.output(random, exact(way.part(o)), kept, lanes ? -1 : lane, lanes);
     }
     c.task.accumulate = pick(random, 0, 1);
     if (c.task.accumulate) {  // what they hold must be partial results
@@ -315,7 +326,7 @@ TEST(sfu_reduce_adds_in_the_written_order) {
         Tile& tile = c.outputs[size_t(o)];
         tile.fill([&] {
           Number x;
-          x.type = o == 1 && arg ? Register::I64 : type;
+          x.type = way.part(o);
           x.f = float(pick(random, o == 2 ? 0 : -9, 9));
           x.i = o == 1 && arg ? pick(random, -1, 100)
                 : truth       ? pick(random, 0, 1)
@@ -343,7 +354,7 @@ TEST(sfu_reduce_adds_in_the_written_order) {
     if (!c.task.accumulate) {
       expected[0].each([&](const std::vector<int64_t>& point) {
         for (int64_t at = 0; at < (lanes ? kLaneAccumulators : 1); ++at) {
-          set(point, at, identity(how, type));
+          set(point, at, identity(how, way.type));
         }
       });
     }
@@ -365,21 +376,19 @@ TEST(sfu_fold_goes_by_halves) {
     const int labels = int(pick(random, 0, 3));
     c.boxes(random, labels, 9);
     c.code.combine = Combine(seed % 9);
-    const Combine how = c.code.combine;
-    const bool arg = how == Combine::ArgMax || how == Combine::ArgMin;
-    const bool truth = how == Combine::Any || how == Combine::All;
-    Register type = Register(pick(random, 0, 2));
-    if (how == Combine::Welford) type = Register::F32;
-    if (truth) type = Register::Bool;
+    Way way(random, c.code.combine);
+    const Combine how = way.how;
+    const bool truth = way.truth;
+    if (truth) way.type = Register::Bool;
     const std::vector<int> every = some_labels(random, labels, true);
-    const int parts = how == Combine::Welford ? 3 : arg ? 2 : 1;
+    const int parts = way.parts;
     for (int o = 0; o < parts; ++o) {
-      const Format format = o == 1 && arg ? Format::IEEE_INT64 : exact(type);
+      const Format format = exact(way.part(o));
       c.input(random, format, every, -1, true);
       c.output(random, format, every, -1);
       c.inputs.back().fill([&] {
         Number x;
-        x.type = o == 1 && arg ? Register::I64 : type;
+        x.type = way.part(o);
         x.f = pick(random, 0, 60) == 0 ? NAN : float(pick(random, o == 2 ? 0 : -50, 50)) / 7;
         if (o == 2) x.f = float(pick(random, 0, 3));
         x.i = truth ? pick(random, 0, 1) : pick(random, o == 1 ? -1 : -40, 40);
