@@ -85,11 +85,14 @@ void Image::load(StreamId stream) {
       step.accesses = {{block_->token, true, {{0, block_->size}}}};
     std::byte* const base = block_->host;
     step.work = [base, bytes_of_block = block_->size, inits = inits_, loaded] {
-      if (base) {
-        std::memset(base, 0, bytes_of_block);
-        for (const ImageInit& init : inits)
-          std::memcpy(base + (init.dev_ptr - dmva(kProgramSegment, 0)), init.data->data(),
-                      init.data->size());
+      // Whole sticks, as the card writes them. The rest of the allocation is never read, and may be
+      // a whole segment: touching it would cost the host as much memory.
+      for (const ImageInit& init : inits) {
+        if (!base) break;
+        const uint64_t begin = init.dev_ptr - dmva(kProgramSegment, 0), size = init.data->size();
+        const uint64_t end = std::min(round_up_block(begin + size), bytes_of_block);
+        std::memcpy(base + begin, init.data->data(), size);
+        std::memset(base + begin + size, 0, end - begin - size);
       }
       loaded->done.store(true, std::memory_order_release);
     };

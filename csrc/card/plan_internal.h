@@ -93,6 +93,7 @@ struct Plan::Launch {
   bool reuse = false;
   uint64_t filling = 0;  // of the slot
   size_t computes = 0;
+  bool reads_slot = false;  // by a D2H
 };
 
 // The blob of a correction. `inputs`: the values of its symbols.

@@ -334,8 +334,42 @@ void Plan::submit_d2h(Launch& launch, size_t i) {
   step.bytes = static_cast<int64_t>(what.size);
   step.cost_ns = what.cost_ns >= 0 ? what.cost_ns
                                    : device_.streams->cost().transfer_ns(Engine::D2H, step.bytes);
-  step.work = [from, buffer, handle = what.handle, results = results_] {
+  // What H2D steps of this launch wrote over the image lies in the slot.
+  struct Patch {
+    uint64_t in_buffer, in_slot, size;
+  };
+  std::vector<Patch> patches;
+  for (size_t j = 0; j < i && launch.slot && !tensor; ++j) {
+    const PlanStep& move = core_->spec.steps[j];
+    if (move.kind != Engine::H2D) continue;
+    const uint64_t begin = std::max(move.dev_ptr, what.dev_ptr);
+    const uint64_t end = std::min(move.dev_ptr + move.size, what.dev_ptr + what.size);
+    if (begin < end)
+      patches.push_back(
+          {begin - what.dev_ptr, core_->targets[j] + (begin - move.dev_ptr), end - begin});
+  }
+  if (device_.streams->tracks_hazards() && !tensor) {
+    step.accesses = {{launch.image->token, false, {{offset, offset + what.size}}}};
+    if (!patches.empty())
+      step.accesses.push_back({slot_block_->token,
+                               false,
+                               {{launch.slot->offset, launch.slot->offset + core_->slot_bytes}}});
+  }
+  launch.reads_slot |= !patches.empty();
+  Slot* slot = patches.empty() ? nullptr : launch.slot;
+  step.work = [from, buffer, handle = what.handle, results = results_, core = core_, i,
+               stream = launch.request.stream, patches = std::move(patches),
+               slot_memory = slot ? slot->memory : nullptr, bytes = slot ? slot->bytes : nullptr,
+               filling = slot ? slot->bytes->wanted : 0] {
     if (from) std::memcpy(buffer->data(), from, buffer->size());
+    if (slot_memory) {
+      std::lock_guard<std::mutex> lock(bytes->mutex);
+      if (bytes->filled != filling)
+        throw StreamFailure("its correction slot was given to another launch after a reset",
+                            StreamError::Shutdown, core->spec.steps[i].name, core->device, stream);
+      for (const Patch& patch : patches)
+        std::memcpy(buffer->data() + patch.in_buffer, slot_memory + patch.in_slot, patch.size);
+    }
     std::lock_guard<std::mutex> lock(results->mutex);
     results->by_handle[handle] = *buffer;
   };
@@ -477,7 +511,7 @@ void Plan::launch(const LaunchRequest& request) {
   ++counters_.launches;
   counters_.reused += launch.reuse;
   const auto note_use = [&] {
-    if (!launch.slot || launch.computes == 0) return;
+    if (!launch.slot || (launch.computes == 0 && !launch.reads_slot)) return;
     EventPtr done = streams.make_event();
     streams.signal(request.stream, done);
     for (auto& [user, event] : launch.slot->users)

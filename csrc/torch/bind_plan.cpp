@@ -114,24 +114,54 @@ std::shared_ptr<PreparedPlan> prepare(int device_index, const py::dict& descript
   return std::make_shared<PreparedPlan>(device, std::move(spec), stream, std::move(call));
 }
 
+// An int, or anything with __index__ (numpy's integers, integer tensors); else what has __float__.
+// pybind would take numpy.float32(1.5) as the integer 1.
+NamedNumber read_number(std::string name, py::handle value) {
+  NamedNumber number{std::move(name), false, 0, 0};
+  const auto refuse = [&]() -> py::type_error {
+    PyErr_Clear();
+    return py::type_error("launch: symbol '" + number.name +
+                          "' must be an int of 64 bits or a float, not " +
+                          py::cast<std::string>(py::repr(value)));
+  };
+  if (!PyFloat_Check(value.ptr())) {
+    if (const auto whole = py::reinterpret_steal<py::object>(
+            PyIndex_Check(value.ptr()) ? PyNumber_Index(value.ptr()) : nullptr)) {
+      int overflow = 0;
+      number.integer = PyLong_AsLongLongAndOverflow(whole.ptr(), &overflow);
+      if (overflow != 0 || PyErr_Occurred()) throw refuse();
+      return number;
+    }
+    PyErr_Clear();
+    const PyNumberMethods* methods = Py_TYPE(value.ptr())->tp_as_number;
+    if (methods == nullptr || methods->nb_float == nullptr) throw refuse();
+  }
+  number.is_float = true;
+  number.real = PyFloat_AsDouble(value.ptr());
+  if (PyErr_Occurred()) throw refuse();
+  return number;
+}
+
 std::vector<NamedNumber> read_numbers(py::handle symbols) {
   std::vector<NamedNumber> numbers;
   if (symbols.is_none()) return numbers;
-  for (const auto& [key, value] : py::cast<py::dict>(symbols)) {
-    NamedNumber number{py::cast<std::string>(key), false, 0, 0};
-    if (py::isinstance<py::float_>(value)) {
-      number.is_float = true;
-      number.real = py::cast<double>(value);
-    } else {
-      try {
-        number.integer = py::cast<int64_t>(value);
-      } catch (const py::cast_error&) {
-        throw py::type_error("launch: symbol '" + number.name +
-                             "' must be an int of 64 bits or a float, not " +
-                             py::cast<std::string>(py::repr(value)));
-      }
+  if (!PyMapping_Check(symbols.ptr()) || !py::hasattr(symbols, "keys"))
+    throw py::type_error(
+        std::string("launch: symbols must be a dict of names and numbers, not a ") +
+        Py_TYPE(symbols.ptr())->tp_name);
+  // A copy: a number's __index__ may change the dict.
+  const auto copy = py::reinterpret_steal<py::dict>(PyDict_Copy(py::cast<py::dict>(symbols).ptr()));
+  if (!copy) throw py::error_already_set();
+  for (const auto& [key, value] : copy) {
+    Py_ssize_t size = 0;
+    const char* name =
+        PyUnicode_Check(key.ptr()) ? PyUnicode_AsUTF8AndSize(key.ptr(), &size) : nullptr;
+    if (name == nullptr) {
+      PyErr_Clear();
+      throw py::type_error("launch: the names of symbols are text, not " +
+                           py::cast<std::string>(py::repr(key)));
     }
-    numbers.push_back(std::move(number));
+    numbers.push_back(read_number(std::string(name, static_cast<size_t>(size)), value));
   }
   return numbers;
 }

@@ -6,7 +6,9 @@
 #include <atomic>
 #include <fstream>
 #include <map>
+#include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -41,14 +43,13 @@ class SpyreGraph final : public at::GraphImplInterface {
   SpyreGraph& operator=(const SpyreGraph&) = delete;
 
   void capture_begin(c10::MempoolId_t pool, at::GraphCaptureMode) override {
-    TORCH_CHECK(!recording_, "graph: capture_begin inside a capture");
-    TORCH_CHECK(launches_.empty() && !captured_,
-                "graph: it holds a capture already; reset() it before another");
+    TORCH_CHECK(!kept(), "graph: it holds a capture already; reset() it before another");
     const int device = current_device();
     const Place place{device, current_stream(device)};
     (void)device_at(device);  // starts the runtime, or says why it cannot
     Captures& all = captures();
     std::lock_guard<std::mutex> lock(all.mutex);
+    TORCH_CHECK(!recording_, "graph: capture_begin inside a capture");
     TORCH_CHECK(all.running.emplace(place, this).second, "graph: stream ", place.second,
                 " of spyre:", device, " captures another graph");
     all.count.fetch_add(1);
@@ -57,43 +58,56 @@ class SpyreGraph final : public at::GraphImplInterface {
     if (pool.first != 0 || pool.second != 0) pool_ = pool;
   }
   void capture_end() override {
-    TORCH_CHECK(recording_, "graph: capture_end without a capture");
-    stop();
-    captured_ = true;
+    std::optional<Kept> captured = stop();
+    TORCH_CHECK(captured, "graph: capture_end without a capture");
+    const auto kept = std::make_shared<const Kept>(std::move(*captured));
+    std::lock_guard<std::mutex> lock(mutex_);
+    kept_ = kept;
   }
   void instantiate() override {
-    TORCH_CHECK(captured_, "graph: nothing was captured yet");
+    TORCH_CHECK(kept(), "graph: nothing was captured yet");
     // The launches are ready as they stand.
   }
+  // Another thread may replay too, or reset: what is replayed here is kept until it is submitted.
   void replay() override {
-    TORCH_CHECK(captured_, "graph: nothing was captured yet");
-    const int device = place_.first;
+    const auto all = kept();
+    TORCH_CHECK(all, "graph: nothing was captured yet");
+    const int device = all->place.first;
     const card::StreamId stream = current_stream(device);
     refuse_in_capture(device, "a replay of a graph");
-    for (const CapturedLaunch& launch : launches_)
+    for (const CapturedLaunch& launch : all->launches)
       for (size_t i = 0; i < launch.tensors.size(); ++i)
-        TORCH_CHECK(allocation_of(launch.tensors[i]) == launch.allocations[i].get(),
+        TORCH_CHECK(AllocationRef(launch.tensors[i]).get() == launch.allocations[i].get(),
                     "graph: tensor ", i, " of a captured launch of '",
                     launch.plan->plan().spec().name, "' was resized since; capture it again");
+    for (const CapturedLaunch& launch : all->launches) launch.plan->note_writes(launch.tensors);
     guarded([&] {
       const WithoutGil released;
-      for (CapturedLaunch& launch : launches_)
-        for (card::LaunchRequest& request : launch.requests) {
-          request.stream = stream;
-          launch.plan->plan().launch(request);
+      for (const CapturedLaunch& launch : all->launches)
+        for (const card::LaunchRequest& request : launch.requests) {
+          if (request.stream == stream) {
+            launch.plan->plan().launch(request);
+          } else {
+            card::LaunchRequest here = request;
+            here.stream = stream;
+            launch.plan->plan().launch(here);
+          }
         }
     });
   }
   void reset() override {
     stop();
-    launches_.clear();
-    captured_ = false;
+    std::shared_ptr<const Kept> dropped;  // outlives the lock: it drops tensors and plans
+    std::lock_guard<std::mutex> lock(mutex_);
+    dropped.swap(kept_);
   }
   c10::MempoolId_t pool() const override { return pool_; }
   void enable_debug_mode() override {}
   void debug_dump(const std::string& path) override {
     std::ofstream out(path);
-    for (const CapturedLaunch& launch : launches_) {
+    const auto all = kept();
+    for (size_t i = 0; all && i < all->launches.size(); ++i) {
+      const CapturedLaunch& launch = all->launches[i];
       out << launch.plan->plan().spec().name;
       for (const at::Tensor& tensor : launch.tensors)
         out << "  " << tensor.sizes() << " " << c10::toString(tensor.scalar_type());
@@ -105,23 +119,36 @@ class SpyreGraph final : public at::GraphImplInterface {
   void add(CapturedLaunch launch) { launches_.push_back(std::move(launch)); }
 
  private:
-  void stop() noexcept {
-    if (!recording_) return;
+  struct Kept {
+    Place place;
+    std::vector<CapturedLaunch> launches;
+  };
+  // Ends a capture, if there is one.
+  std::optional<Kept> stop() noexcept {
     Captures& all = captures();
     std::lock_guard<std::mutex> lock(all.mutex);
+    if (!recording_) return std::nullopt;
     all.running.erase(place_);
     all.count.fetch_sub(1);
     recording_ = false;
+    return Kept{place_, std::exchange(launches_, {})};
+  }
+  std::shared_ptr<const Kept> kept() const {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return kept_;
   }
   static c10::MempoolId_t next_pool() {
     static std::atomic<uint64_t> last{0};
     return {0, last.fetch_add(1) + 1};
   }
 
-  Place place_;
-  bool recording_ = false, captured_ = false;
   c10::MempoolId_t pool_ = next_pool();
+  // Guarded by the lock of Captures.
+  bool recording_ = false;
+  Place place_;
   std::vector<CapturedLaunch> launches_;
+  mutable std::mutex mutex_;  // of `kept_`; a leaf lock
+  std::shared_ptr<const Kept> kept_;
 };
 
 }  // namespace
@@ -136,7 +163,10 @@ bool capturing(int device, card::StreamId stream) noexcept {
 void capture(int device, card::StreamId stream, CapturedLaunch launch) {
   Captures& all = captures();
   std::lock_guard<std::mutex> lock(all.mutex);
-  all.running.at({device, stream})->add(std::move(launch));
+  const auto found = all.running.find({device, stream});
+  TORCH_CHECK(found != all.running.end(),
+              "graph: the capture ended while a launch was added to it");
+  found->second->add(std::move(launch));
 }
 
 void refuse_in_capture(int device, const char* what) {

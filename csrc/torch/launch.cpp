@@ -1,5 +1,7 @@
 #include "torch/launch.h"
 
+#include <ATen/core/grad_mode.h>
+#include <c10/util/DimVector.h>
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
@@ -45,6 +47,17 @@ bool overlap(const std::vector<card::ByteRange>& a, const std::vector<card::Byte
   return false;
 }
 
+// Wrappers (of vmap, grad, functionalize, fake tensors, subclasses) have a device and sizes, and no
+// bytes.
+bool holds_bytes(const at::Tensor& tensor) {
+  constexpr c10::DispatchKeySet wrappers(
+      {c10::DispatchKey::FuncTorchBatched, c10::DispatchKey::FuncTorchGradWrapper,
+       c10::DispatchKey::Functionalize, c10::DispatchKey::NestedTensor});
+  const c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
+  return !impl->key_set().has_any(wrappers) && impl->has_storage() &&
+         !impl->has_symbolic_sizes_strides() && impl->unsafe_storage().device() == tensor.device();
+}
+
 }  // namespace
 
 // One launch while it is checked.
@@ -52,9 +65,9 @@ struct PreparedPlan::Bound {
   struct Tensor {
     AllocationRef allocation;
     std::shared_ptr<const machine::Layout> layout;
-    int64_t offset = 0;  // linear element of the first one
-    c10::IntArrayRef sizes, strides;
-    std::vector<int64_t> tile;  // sizes of one tile; empty: the tensor is not tiled
+    int64_t offset = 0;             // linear element of the first one
+    c10::DimVector sizes, strides;  // as checked, whatever other threads do to the tensor
+    std::vector<int64_t> tile;      // sizes of one tile; empty: the tensor is not tiled
   };
   std::vector<Tensor> tensors;
   std::vector<int64_t> symbols;                // one per Plan::symbols()
@@ -316,7 +329,8 @@ void PreparedPlan::place(Bound& bound, const std::vector<int64_t>& shift,
   }
 }
 
-void PreparedPlan::find_costs(const Bound& bound, card::LaunchRequest& request) {
+std::vector<int64_t> PreparedPlan::find_costs(const Bound& bound) {
+  std::vector<int64_t> costs;
   for (const auto& [step, program] : computes_of(plan_)) {
     int64_t cost = 0;
     if (plan_.spec().steps[step].cost_ns < 0) {
@@ -331,8 +345,15 @@ void PreparedPlan::find_costs(const Bound& bound, card::LaunchRequest& request) 
         known.emplace(values, cost);
       }
     }
-    request.costs.push_back(cost);
+    costs.push_back(cost);
   }
+  return costs;
+}
+
+void PreparedPlan::note_writes(const std::vector<at::Tensor>& tensors) const {
+  for (size_t a = 0; a < tensors.size(); ++a)
+    if (arguments_[a].written && !tensors[a].is_inference())
+      tensors[a].unsafeGetTensorImpl()->bump_version();
 }
 
 void PreparedPlan::launch(const std::vector<at::Tensor>& tensors, card::StreamId stream,
@@ -357,6 +378,16 @@ void PreparedPlan::launch(const std::vector<at::Tensor>& tensors, card::StreamId
                         "; move it with .to('spyre:" + std::to_string(device.index) + "')");
     if (tensor.layout() != c10::kStrided || tensor.is_conj() || tensor.is_neg())
       throw LaunchError(name_of(a) + " is no plain strided tensor; resolve it first");
+    if (!holds_bytes(tensor))
+      throw LaunchError(name_of(a) +
+                        " is a wrapper without bytes of its own (nested, fake, or of a transform "
+                        "such as vmap, grad or functionalize); launch with the tensors that it "
+                        "wraps");
+    if (at::GradMode::is_enabled() && tensor.requires_grad())
+      throw LaunchError(name_of(a) +
+                        " requires grad, and a launch has no derivative. Launch under "
+                        "torch.no_grad(), in the forward of a torch.autograd.Function, or with "
+                        "tensor.detach()");
     for (const Use& use : arguments_[a].uses)
       if (host_type_of(tensor.scalar_type()) != use.type)
         throw LaunchError(name_of(a) + ": its dtype is " +
@@ -369,8 +400,9 @@ void PreparedPlan::launch(const std::vector<at::Tensor>& tensors, card::StreamId
                           machine::format_name(use.operand->format) +
                           " (OPENSPYRE_NUMERICS decides how dtypes live on the card)");
     Bound::Tensor& place = bound.tensors[a];
-    place.sizes = tensor.sizes();
-    place.strides = tensor.strides();
+    const c10::IntArrayRef sizes = tensor.sizes(), strides = tensor.strides();
+    place.sizes.assign(sizes.begin(), sizes.end());
+    place.strides.assign(strides.begin(), strides.end());
   }
   bind_symbols(bound, numbers);
   if (tiled && tile_classes_ == nullptr) {
@@ -410,6 +442,7 @@ void PreparedPlan::launch(const std::vector<at::Tensor>& tensors, card::StreamId
   }
   check_aliasing(bound);
 
+  const std::vector<int64_t> costs = find_costs(bound);
   std::vector<card::LaunchRequest> requests(static_cast<size_t>(bound.iterations));
   std::vector<int64_t> shift(tensors.size(), 0);
   for (int64_t iteration = 0; iteration < bound.iterations; ++iteration) {
@@ -430,7 +463,7 @@ void PreparedPlan::launch(const std::vector<at::Tensor>& tensors, card::StreamId
     request.stream = stream;
     request.numerics = numerics;
     request.symbols = bound.symbols;
-    find_costs(bound, request);
+    request.costs = costs;
   }
   if (capturing(device.index, stream)) {
     CapturedLaunch captured{shared_from_this(), tensors, {}, std::move(requests)};
@@ -439,6 +472,7 @@ void PreparedPlan::launch(const std::vector<at::Tensor>& tensors, card::StreamId
     capture(device.index, stream, std::move(captured));
     return;
   }
+  note_writes(tensors);
   // Without the GIL: memory pressure collects garbage, and other threads may hold the plan.
   const WithoutGil released;
   for (const card::LaunchRequest& request : requests) plan_.launch(request);

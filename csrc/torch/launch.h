@@ -37,6 +37,8 @@ class PreparedPlan : public std::enable_shared_from_this<PreparedPlan> {
   PreparedPlan(card::Device& device, card::PlanSpec spec, card::StreamId stream, Cost cost);
 
   card::Plan& plan() { return plan_; }
+  // Tells autograd that the tensors which a launch writes change.
+  void note_writes(const std::vector<at::Tensor>& tensors) const;
   // Checks and submits. Needs the GIL, which it gives up to submit. Throws card::LaunchError and
   // what submission throws; before anything was submitted, but for errors of a stream meanwhile.
   void launch(const std::vector<at::Tensor>& tensors, card::StreamId stream,
@@ -63,7 +65,7 @@ class PreparedPlan : public std::enable_shared_from_this<PreparedPlan> {
   void find_tiles(Bound& bound, bool tiled) const;
   void check_aliasing(const Bound& bound) const;
   void place(Bound& bound, const std::vector<int64_t>& shift, card::LaunchRequest& request) const;
-  void find_costs(const Bound& bound, card::LaunchRequest& request);
+  std::vector<int64_t> find_costs(const Bound& bound);
 
   card::Plan plan_;
   Cost cost_;

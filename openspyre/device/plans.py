@@ -88,7 +88,8 @@ def launch(
     dtype, format, shape, symbols, layout (storage offset included), aliasing. RuntimeError names
     the tensor and what does not fit. `symbols`: values of `plan.symbols` by name.
     `allow_tiled_launch` (default OPENSPYRE_ALLOW_TILED_LAUNCH): tensors larger than the plan's by
-    whole factors are worked off tile by tile.
+    whole factors are worked off tile by tile. A launch has no derivative: while autograd records,
+    tensors that require grad are refused.
 
     Faults of the card while it runs stick to the stream (torch.spyre.StreamFailure).
     """

@@ -7,7 +7,7 @@ before and after every launch.
 from __future__ import annotations
 
 import hashlib
-import shutil
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,6 +29,7 @@ from openspyre.runtime.recording import (
     describe_numerics,
     whole,
 )
+from openspyre.runtime.spyrecode_copy import copy_spyrecode
 
 if TYPE_CHECKING:
     from openspyre.runtime.plan import JobPlan
@@ -40,15 +41,23 @@ def recording_to(directory: str | Path) -> Iterator[Recording]:
     if plans.recorder is not None:
         raise RecordingError(f"already recording to {plans.recorder.recording.directory}")
     path = Path(directory)
-    if path.exists() and any(path.iterdir()):
-        raise RecordingError(f"{path} is not empty: a recording takes a new directory")
-    (path / "payloads").mkdir(parents=True, exist_ok=True)
+    try:
+        if path.exists() and any(path.iterdir()):
+            raise RecordingError(f"{path} is not empty: a recording takes a new directory")
+        (path / "payloads").mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RecordingError(f"{path}: {error}") from None
     recorder = plans.recorder = Recorder(Recording(path, describe_numerics(numerics.get())))
     try:
         yield recorder.recording
     finally:
         plans.recorder = None
         recorder.recording.save()
+
+
+def _plain(value: int | float) -> int | float:
+    """A number that JSON can hold, read as a launch reads it: symbols may be numpy's numbers."""
+    return operator.index(value) if hasattr(value, "__index__") else float(value)
 
 
 class Recorder:
@@ -69,7 +78,8 @@ class Recorder:
         tiled: bool,
     ) -> None:
         """Launches, and keeps what it was and did. Raises what the launch raises; then nothing is
-        kept of it but the contents that were found before."""
+        kept of it but its plan and the contents that were found before."""
+        tensors = list(tensors)
         with self._lock:
             torch.accelerator.synchronize(plan.device_index)
             roles = [argument.role for argument in plan.expected_arguments]
@@ -79,6 +89,7 @@ class Recorder:
                     break  # the launch itself says best what is wrong
                 views.append(self._view(tensor))
             used = stream or torch.accelerator.current_stream(plan.device_index)
+            self._keep_plan(plan)
             plans.submit(plan, tensors, stream, symbols, tiled)
             torch.accelerator.synchronize(plan.device_index)
             reads, writes = set(), {}
@@ -87,13 +98,12 @@ class Recorder:
                 reads.add(view.buffer)
                 if role != "in":
                     writes[view.buffer] = self._digest(view.buffer, tensor, keep=False)
-            self._keep_plan(plan)
             self.recording.entries.append(
                 Launch(
                     plan=plan.content_hash,
                     stream=used.stream_id,
                     tensors=tuple(views),
-                    symbols=dict(symbols or {}),
+                    symbols={str(name): _plain(value) for name, value in (symbols or {}).items()},
                     tiled=tiled,
                     reads=tuple(sorted(reads)),
                     writes=tuple(sorted(writes)),
@@ -142,7 +152,7 @@ class Recorder:
         return digest
 
     def _keep_plan(self, plan: JobPlan) -> None:
+        """What was prepared, not what its directory says by now."""
         target = self.recording.directory / "plans" / plan.content_hash
         if not target.exists():
-            target.parent.mkdir(exist_ok=True)
-            shutil.copytree(plan.directory, target)
+            copy_spyrecode(plan.code, target)

@@ -32,6 +32,8 @@ from openspyre.runtime.spyrecode import (
 STEP_TYPES = ("HostCompute", "H2D", "D2H", "Compute")
 MAX_NAME = 256
 """Characters of a step's name."""
+MAX_SLOTS = 64
+"""Correction slots of a plan."""
 
 
 @dataclass(frozen=True)
@@ -455,6 +457,10 @@ def prepare_plan(
     profiler_name: str | None = None,
 ) -> JobPlan:
     """`torch.spyre.prepare` for a device by number."""
+    if slots is not None and (type(slots) is not int or not 1 <= slots <= MAX_SLOTS):
+        raise ValueError(f"prepare: slots is a number from 1 to {MAX_SLOTS}, not {slots!r}")
+    if overlap is not None and not isinstance(overlap, bool):
+        raise ValueError(f"prepare: overlap is True, False or None, not {overlap!r}")
     code = read_spyrecode(directory, verify=verify)
     names = _step_names(code, profiler_name)
     _check_card(code, card)

@@ -313,10 +313,12 @@ def replay(recording: Recording, *, seed: int | None = None, check: bool = True)
     now = describe_numerics(numerics.get())
     if now != recording.numerics:
         raise RecordingError(f"recorded with {recording.numerics}, this process has {now}")
-    plans = {
-        name: prepare(recording.directory / "plans" / name)
-        for name in {e.plan for e in recording.entries if isinstance(e, Launch)}
-    }
+    plans = {}
+    for name in sorted({e.plan for e in recording.entries if isinstance(e, Launch)}):
+        kept = recording.directory / "plans" / name
+        plans[name] = prepare(kept)
+        if plans[name].content_hash != name:
+            raise RecordingError(f"{kept}: it is another plan than the recorded one")
     layouts = [buffer.layout for buffer in recording.buffers]
     storages = [_storage(buffer) for buffer in recording.buffers]
     order = legal_order(recording.entries, seed)

@@ -34,6 +34,7 @@ from openspyre.runtime.spyrecode_model import (
 )
 
 MAX_BLOB_BYTES = 16 << 20
+MAX_PLAN_BLOB_BYTES = 64 << 20  # every launch makes all of them in host memory
 ALL_ARGUMENTS = (-1,)
 """Stands for a ComputeOnDevice's missing `args` until its program is known."""
 
@@ -238,6 +239,9 @@ def plan(
             _check_from_device(position, step, allocate, written, taken if images else None,
                                corrected)  # fmt: skip
             handles[step.host_handle] = step.size
+    total = sum(step.size for step in steps if isinstance(step, ComputeOnHost))
+    if total > MAX_PLAN_BLOB_BYTES:
+        fail("JobExecPlan", f"its blobs have {total} bytes; at most {MAX_PLAN_BLOB_BYTES}")
     if taken and len(taken) != max(taken) + 1:
         missing = next(n for n in range(len(taken)) if n not in taken)
         fail("JobExecPlan", f"no program takes launch argument {missing}, but some take later ones")

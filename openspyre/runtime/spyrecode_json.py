@@ -70,7 +70,8 @@ class Object:
             if key not in self.read and not key.startswith("x-"):
                 close = difflib.get_close_matches(key, self.read, 1)
                 hint = f"; did you mean {close[0]}?" if close else " here; own ones begin with x-"
-                fail(self.at(key[:MAX_TEXT]), f"no such property{hint}")
+                shown = key[:MAX_TEXT] if key.isprintable() else ascii(key[:MAX_TEXT])
+                fail(self.at(shown), f"no such property{hint}")
 
     # --- values
 
@@ -163,6 +164,8 @@ def read_file(directory: Path, name: str, where: str, size: int | None = None) -
             fail(where, f"{name!r} must be a path inside the directory, not a link out of it")
         # Without O_NONBLOCK, opening a pipe that somebody put there would wait for ever.
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except SpyreCodeError:
+        raise
     except FileNotFoundError:
         raise SpyreCodeError(f"{directory}: {where}: there is no file {name}") from None
     except (OSError, RuntimeError) as error:  # RuntimeError: a loop of links

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 
 from openspyre.card import SEGMENT_BYTES
 from openspyre.runtime import spyrecode_check as check
-from openspyre.runtime.spyrecode_json import Object, check_text, fail, parse, read_file
+from openspyre.runtime.spyrecode_json import MAX_TEXT, Object, check_text, fail, parse, read_file
 from openspyre.runtime.spyrecode_model import (
     CODE_FILE,
     MAX_ARGUMENTS,
@@ -43,10 +44,14 @@ def read_spyrecode(directory: str | Path, *, verify: bool = True) -> SpyreCode:
     of its memory is always checked. Raises SpyreCodeError, which is a RuntimeError.
     """
     root = Path(directory)
-    if not root.is_dir():
-        raise SpyreCodeError(f"{directory}: there is no such directory")
-    if not (root / CODE_FILE).exists() and (root / INNER_DIRECTORY / CODE_FILE).exists():
-        root = root / INNER_DIRECTORY
+    try:
+        if not root.is_dir():
+            raise SpyreCodeError(f"{directory}: there is no such directory")
+        if not (root / CODE_FILE).exists() and (root / INNER_DIRECTORY / CODE_FILE).exists():
+            root = root / INNER_DIRECTORY
+    except OSError as error:  # no permission, a name too long
+        why = os.strerror(error.errno) if error.errno else str(error)
+        raise SpyreCodeError(f"{str(directory)[:MAX_TEXT]}: cannot be looked at: {why}") from None
     try:
         return _read(root, verify)
     except SpyreCodeError as error:
