@@ -21,6 +21,7 @@ from openspyre.program.concrete import Instance, ProgramError, accesses
 from openspyre.program.expr import Const
 from openspyre.program.model import Loop, Ring, Signal, SymbolKind, Unit, Wait
 from openspyre.program.ops import BODY_OP
+from openspyre.program.text import from_text
 from openspyre.timing import TABLE, costs, duration_ns, time_program
 
 ROOT = Path(__file__).parent.parent
@@ -154,6 +155,30 @@ def test_a_steady_state_gives_what_every_task_gives(program: Program) -> None:
     for name, server in slow.servers.items():
         assert fast.servers[name].busy_ns == pytest.approx(server.busy_ns)
     assert sum(span.repeats for span in fast.spans) == len(slow.spans)
+
+
+def test_a_large_tile_between_two_alike_states_is_no_steady_state() -> None:
+    """Once more the compute waits for a large LOAD, and then only for small ones: both times it
+    starts right behind the LOAD, and the large one must not be repeated to the end."""
+    tile = "[j] at {} step j 128 stick j as SEN169_FP16\n"
+    program = from_text(
+        f"""program "p" version 1 card "spyre" cores 32 lx 2097152 grid c 1
+        operand x in float16 SEN169_FP16 [576] operand y out float16 SEN169_FP16 [128]
+        buffer a base 0 bytes 73728 buffer b base 73728 bytes 256
+        token fa initial 3 token la token lb token fb initial 2
+        queue load {{ loop o < 3 {{ loop i < 64 {{ wait fa
+          load over j = 0 size 64 + 512 * (i < 5) from x{tile.format("x")} to x{tile.format("a")}
+          signal la }} }} }}
+        queue sfu {{ loop o < 3 {{ loop i < 64 {{ wait la wait fb
+          compute map over j = 0 size 64 read x{tile.format("a")} write y{tile.format("b")}
+            body {{ %0 = input.f 0; %1 = exp.f %0; give %1 }}
+          signal fa signal lb }} }} }}
+        queue store {{ loop o < 3 {{ loop i < 64 {{ wait lb
+          store over j = 0 size 64 + 64 * (o % 2) from y{tile.format("b")} to y{tile.format("y")}
+          signal fb }} }} }}"""
+    )
+    slow = time_program(program, extrapolate=False)
+    assert time_program(program).duration_ns == pytest.approx(slow.duration_ns, rel=0.01)
 
 
 @pytest.mark.parametrize("name", ZOO)

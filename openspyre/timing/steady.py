@@ -109,7 +109,8 @@ def steady_steps(
             if (
                 x != y
                 and loop is not None
-                and not _same_sizes(queue, loop, queue.frames[i].step, steps * (y - x), fixed)
+                # What lies between the snapshots counts too: it is what will be repeated.
+                and not _same_sizes(queue, loop, x, (steps + 1) * (y - x), fixed)
             ):
                 return 0
     return steps
