@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import struct
 import threading
 from pathlib import Path
 from typing import Any
@@ -390,16 +391,27 @@ def test_a_stream_of_another_device_or_kind_is_refused(abs_plan: torch.spyre.Job
 # --- segments and addresses
 
 
-def test_rt33_no_tensor_is_mapped_at_address_zero(
-    tmp_path: Path, abs_plan: torch.spyre.JobPlan
-) -> None:
+def test_rt33_no_tensor_is_mapped_at_address_zero(tmp_path: Path) -> None:
     """D2H of the correction words: the addresses that the launch put on the card."""
-    directory = made.write(tmp_path / "abs", made.absolute())
+    directory = d2h(made.write(tmp_path / "abs", made.absolute()), made.BASE + 128, 128, "words")
     plan = torch.spyre.prepare(directory)
-    x, out = on_card(64), torch.empty(64, dtype=F16, device="spyre")
-    torch.spyre.launch(plan, [x, out])
-    block = torch.ops.openspyre._block_of(x)
-    assert block[2] % 128 == 0
+    out = torch.empty(64, dtype=F16, device="spyre")
+    base = on_card(256)
+    seen = set()
+    for start in (0, 64, 192):
+        x = base[start : start + 64]
+        torch.spyre.launch(plan, [x, out])
+        torch.spyre.synchronize()
+        words = plan.host_data("words")
+        assert words is not None
+        addresses = struct.unpack_from("<2Q", words)
+        assert words[16:] == bytes(112)
+        for address, tensor, offset in zip(addresses, (x, out), (2 * start, 0), strict=True):
+            segment, byte = _C.split_dmva(address)
+            assert 1 <= segment <= 5
+            assert byte == torch.ops.openspyre._block_of(tensor)[2] + offset
+        seen.add(addresses)
+    assert len(seen) == 3
     # The sentinel of unpatched words lies in segment 0, which no launch maps.
     assert _C.split_dmva(0x3BAD5BAD5)[0] == 0
     assert _C.dmva(1, 0) > 0x3BAD5BAD5
