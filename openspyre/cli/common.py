@@ -1,4 +1,7 @@
-"""What the commands share: reading a directory or a file, symbols, errors as exit codes."""
+"""What the commands share: reading a directory or a file, symbols, errors as exit codes.
+
+Imports no torch.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""`openspyre program`: show, verify, time and run Programs."""
+"""`openspyre program`: show, verify, time and run Programs.
+
+Only `run` imports torch, when it is called.
+"""
 
 from __future__ import annotations
 

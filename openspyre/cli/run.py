@@ -1,4 +1,7 @@
-"""`openspyre program run`: launches a SpyreCode directory, and checks what comes out."""
+"""`openspyre program run`: launches a SpyreCode directory, and checks what comes out.
+
+Imports torch and starts the device when the command runs, not before.
+"""
 
 from __future__ import annotations
 

@@ -269,6 +269,8 @@ class Node:
 
 @dataclass(frozen=True)
 class Body:
+    """What the SFU does at a point: nodes in order, each a register of its own."""
+
     nodes: tuple[Node, ...]
     results: tuple[int, ...]  # one per output of MAP; the values to combine for REDUCE
 
@@ -352,6 +354,10 @@ class Card:
 
 @dataclass(frozen=True)
 class Program:
+    """One kernel of the card. `operands`: arguments in the order of the launch, SCRATCH and CONST
+    anywhere among them; `lets` see those before them; `queues` are those of every core; `data`: the
+    bytes of CONST operands, at their offsets. `verify` says whether it is valid."""
+
     name: str
     card: Card
     grid: tuple[Digit, ...]

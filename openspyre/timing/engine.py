@@ -136,6 +136,7 @@ class Engine:
     # --- the schedule
 
     def run(self) -> Timeline:
+        """Raises ProgramError for waits that nothing ends and for more than MAX_TASKS tasks."""
         while True:
             before = self.tasks
             best: tuple[int, Queue] | None = None

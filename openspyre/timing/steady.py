@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Snapshot:
+    """The engine when the anchor queue begins an iteration. Equal `state`s go on alike: their times
+    count from `time`, and what can delay nothing any more is zero."""
+
     time: int  # picoseconds; the anchor's clock
     state: tuple[object, ...]
     loops: tuple[tuple[int, ...], ...]  # steps of the running loops of every queue
@@ -61,7 +64,7 @@ class Snapshot:
         # Turnaround depends on whether reads or writes are ahead: by how much matters only near
         # the change.
         lead = engine.read - engine.written
-        near = 64 << 20
+        near = 64 << 20  # bytes
         balance = lead if abs(lead) <= near and lead <= 0 else (1 if lead > 0 else -1)
         sums = {
             **engine.busy,
