@@ -19,6 +19,7 @@ from openspyre.program.concrete import Instance
 from openspyre.program.expr import Expr, Var, binary
 from openspyre.program.model import (
     Buffer,
+    Role,
     Signal,
     Store,
     SymbolKind,
@@ -59,6 +60,21 @@ def test_p4_every_output_stick_is_stored_exactly_once() -> None:
     assert report.written_bytes == 7 * 3 * 128
     stored = edited(program, Unit.STORE, Store, without)
     refused(stored, 7, "operand y", "never stored", "element [0, 0]")
+
+
+@pytest.mark.parametrize("name", sorted(set(ZOO) - {"index_add", "scatter_add"}))
+def test_p4_what_is_stored_is_every_stick_of_the_outputs(name: str) -> None:
+    """All sticks that the layouts of the outputs have, and no stick more."""
+    case = ZOO[name]()
+    program = case.program
+    sizes = {
+        s.name: int(case.symbols[s.name]) for s in program.symbols if s.kind is not SymbolKind.FLOAT
+    }
+    layouts = Instance(program, sizes).operands
+    outputs = [o for o in program.operands if o.role is Role.OUT]
+    assert outputs
+    sticks = sum(layouts[o.name].nbytes for o in outputs)
+    assert verify(program, sizes).written_bytes == sticks
 
 
 def test_a_large_matmul_is_verified_in_seconds() -> None:
