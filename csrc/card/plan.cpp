@@ -14,8 +14,6 @@ using machine::Program;
 
 namespace {
 
-constexpr uint64_t kProgramBase = kProgramSegment << kSegmentBits;
-
 [[noreturn]] void refuse(const std::string& text) { throw std::invalid_argument(text); }
 
 std::string at(size_t step, const PlanStep& what) {

@@ -13,6 +13,9 @@ namespace openspyre::card {
 
 using Bytes = std::vector<std::byte>;
 
+// Where a program sees its allocation begin: 0x1C00000000.
+inline constexpr uint64_t kProgramBase = kProgramSegment << kSegmentBits;
+
 struct Plan::Core {
   PlanSpec spec;
   Executor executor;

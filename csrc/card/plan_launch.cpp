@@ -23,7 +23,6 @@ using machine::Window;
 
 namespace {
 
-constexpr uint64_t kProgramBase = kProgramSegment << kSegmentBits;
 constexpr size_t kTensorSegments = 5;
 constexpr uint64_t kDynamicSegment = 6;
 
