@@ -138,12 +138,14 @@ class Engine:
     def run(self) -> Timeline:
         """Raises ProgramError for waits that nothing ends and for more than MAX_TASKS tasks."""
         while True:
-            before = self.tasks
+            before, skipped = self.tasks, self.skipped
             best: tuple[int, Queue] | None = None
             for queue in self.queues:
                 ready = None if queue.done else self._advance(queue)
                 if ready is not None and (best is None or ready < best[0]):
                     best = (ready, queue)
+            if self.skipped != skipped:
+                continue  # all times have moved on: what was found before that is stale
             if best is not None:
                 self._execute(*best)
             elif all(queue.done for queue in self.queues):
