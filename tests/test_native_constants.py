@@ -48,7 +48,9 @@ def names_of(function: str) -> list[str]:
 
 
 def test_limits_of_images_are_those_of_the_machine() -> None:
-    native = constants("machine/program/program.h", "machine/program/decode.cpp")
+    native = constants(
+        "machine/program/program.h", "machine/program/decode.cpp", "machine/kernels/sfu_plan.h"
+    )
     assert native["kProgramVersion"] == model.VERSION
     assert native["kUnpatched"] == binary.UNPATCHED
     assert native["kHeaderBytes"] == binary.HEADER_BYTES
@@ -58,6 +60,7 @@ def test_limits_of_images_are_those_of_the_machine() -> None:
     assert native["kMaxRank"] == binary_rules.MAX_RANK
     assert native["kMaxCores"] == binary_rules.MAX_CORES
     assert native["kMaxLoops"] == native["kMaxExprDepth"] == binary_rules.MAX_DEPTH
+    assert native["kMaxNodes"] == binary_rules.MAX_NODES
     assert native["kMaxSemaphores"] == binary_rules.MAX_SEMAPHORES
     assert native["kMaxLxBytes"] == binary_rules.MAX_LX_BYTES
 

@@ -12,6 +12,7 @@ from broken_programs import edited, product, refused, single, tiled
 
 from openspyre.program import Program, ProgramBuilder
 from openspyre.program import body as f
+from openspyre.program.body import BodyFunction
 from openspyre.program.expr import Const, Var, binary
 from openspyre.program.model import (
     Compute,
@@ -76,6 +77,21 @@ def test_rule_1_bodies() -> None:
     refused(bad, 1, "body")
     bad = edited(program, Unit.SFU, Compute, lambda i: dataclasses.replace(i, body=None))
     refused(bad, 1, "needs a body")
+
+
+def test_rule_1_a_body_has_at_most_4096_operations() -> None:
+    """As many as the machine takes: input, then a constant and a product each time."""
+
+    def times(count: int) -> BodyFunction:
+        def body(x: f.Reg) -> f.Reg:
+            for number in range(count):
+                x = x * float(number + 2)
+            return x
+
+        return body
+
+    verify(tiled(2, 64, cores=1, function=times(2047)))
+    refused(tiled(2, 64, cores=1, function=times(2048)), 1, "4097 operations", "at most 4096")
 
 
 def test_rule_1_boxes_lie_inside_their_values() -> None:

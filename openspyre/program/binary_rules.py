@@ -22,6 +22,7 @@ MAX_DIGITS = 16
 MAX_LX_BYTES = 64 << 20
 MAX_SEMAPHORES = 1 << 16  # of a core; keeps a hostile count from becoming memory
 MAX_NAME = 255  # bytes
+MAX_NODES = 4096  # of a body; bounds the memory of its registers
 
 ROLES = tuple(Role)
 SYMBOL_KINDS = tuple(SymbolKind)
@@ -83,6 +84,10 @@ def float_value(data: bytes) -> float:
 
 def body_fault(nodes: Sequence[Node], results: Sequence[int], inputs: int) -> str | None:
     """What is wrong with a body whose instruction has `inputs` inputs, or None."""
+    if len(nodes) > MAX_NODES:
+        return f"{len(nodes)} operations, but at most {MAX_NODES} are allowed: split it in two MAPs"
+            f"{len(nodes)} operations, but at most {MAX_NODES} are allowed: split it into two MAPs"
+        )
     letters: list[str] = []
     for position, node in enumerate(nodes):
         op = BODY_OP.get(node.op)
