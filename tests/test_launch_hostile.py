@@ -269,3 +269,35 @@ def test_prepare_refuses_odd_settings_and_names(tmp_path: Path) -> None:
     with pytest.raises(SpyreCodeError, match="no such property") as found:
         torch.spyre.prepare(directory)
     str(found.value).encode()  # can be printed
+
+
+def test_a_storage_may_be_resized_by_several_threads_while_it_is_launched(
+    plan: torch.spyre.JobPlan, x: torch.Tensor
+) -> None:
+    out = torch.empty_like(x)
+    stop = threading.Event()
+    unexpected: list[str] = []
+
+    def use(resize: bool) -> None:
+        for turn in range(10**9):
+            if stop.is_set():
+                return
+            try:
+                if resize:
+                    x.untyped_storage().resize_((0, 64, 128, 4096)[turn % 4])
+                else:
+                    torch.spyre.launch(plan, [x, out])
+            except RuntimeError as error:
+                if "its storage" not in str(error):
+                    unexpected.append(str(error))
+
+    threads = [threading.Thread(target=use, args=(n < 3,)) for n in range(5)]
+    for thread in threads:
+        thread.start()
+    stop.wait(3)
+    stop.set()
+    for thread in threads:
+        thread.join()
+    torch.spyre.synchronize()
+    assert unexpected == []
+    assert x.untyped_storage().nbytes() in (0, 64, 128, 4096)

@@ -57,12 +57,13 @@ std::shared_mutex& swaps() {
   return *lock;
 }
 
-// Puts `data` into the storage; the old allocation goes when nobody holds it.
-void exchange_data(c10::StorageImpl& storage, c10::DataPtr data) {
+// Puts `data` of `nbytes` into the storage; the old allocation goes when nobody holds it.
+void exchange_data(c10::StorageImpl& storage, c10::DataPtr data, int64_t nbytes) {
   c10::DataPtr old;  // released behind the lock
   const std::unique_lock<std::shared_mutex> lock(swaps());
   old = std::move(storage._mutable_data_ptr_no_checks());
   storage.set_data_ptr_noswap(std::move(data));
+  storage.set_nbytes(static_cast<size_t>(nbytes));
 }
 
 void release(void* context) {
@@ -320,15 +321,35 @@ void pin(Allocation& allocation, const at::TensorBase& tensor) {
   rehome(allocation, std::move(raw), true, dtype, std::move(layout));
 }
 
+namespace {
+
+// The allocation of a storage while this thread waits for its bytes, as AllocationRef for a tensor.
+struct HeldStorage {
+  explicit HeldStorage(const c10::StorageImpl& storage) {
+    const std::shared_lock<std::shared_mutex> lock(swaps());
+    allocation = allocation_of(storage.data_ptr());
+    if (allocation != nullptr) allocation->references.fetch_add(1, std::memory_order_relaxed);
+  }
+  ~HeldStorage() {
+    if (allocation != nullptr) release(allocation);
+  }
+  HeldStorage(const HeldStorage&) = delete;
+  HeldStorage& operator=(const HeldStorage&) = delete;
+  Allocation* allocation = nullptr;
+};
+
+}  // namespace
+
 void relayout_storage(const c10::Storage& storage, std::shared_ptr<const Layout> layout) {
-  Allocation* old = allocation_of(storage.data_ptr());
+  const HeldStorage held(*storage.unsafeGetStorageImpl());
+  Allocation* old = held.allocation;
   if (old == nullptr) return;
   const std::vector<std::byte> image = image_of(*old, *layout_of(*old));
   c10::DataPtr data =
       allocate_with_layout(*old->device, old->dtype, old->host_nbytes, std::move(layout));
   Allocation& fresh = *allocation_of(data);
   write_image(fresh, *fresh.layout, image.data());
-  exchange_data(*storage.unsafeGetStorageImpl(), std::move(data));
+  exchange_data(*storage.unsafeGetStorageImpl(), std::move(data), old->host_nbytes);
 }
 
 void resize_storage(const c10::Storage& storage, int64_t new_nbytes) {
@@ -337,10 +358,10 @@ void resize_storage(const c10::Storage& storage, int64_t new_nbytes) {
   const auto old_nbytes = static_cast<int64_t>(impl->nbytes());
   if (old_nbytes == new_nbytes) return;
   card::Device& device = device_at(impl->device());
-  Allocation* old = allocation_of(impl->data_ptr());
+  const HeldStorage held(*impl);
+  Allocation* old = held.allocation;
   if (old == nullptr || new_nbytes == 0) {
-    exchange_data(*impl, allocate_raw(device, new_nbytes));
-    impl->set_nbytes(static_cast<size_t>(new_nbytes));
+    exchange_data(*impl, allocate_raw(device, new_nbytes), new_nbytes);
     return;
   }
   std::vector<std::byte> image = image_of(*old, *layout_of(*old));
@@ -355,8 +376,7 @@ void resize_storage(const c10::Storage& storage, int64_t new_nbytes) {
   }
   Allocation& fresh = *allocation_of(data);
   write_image(fresh, *layout_of(fresh), image.data());
-  exchange_data(*impl, std::move(data));
-  impl->set_nbytes(static_cast<size_t>(new_nbytes));
+  exchange_data(*impl, std::move(data), new_nbytes);
 }
 
 // ---------------------------------------------------------------------------------------------

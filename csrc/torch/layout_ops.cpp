@@ -22,13 +22,14 @@ namespace {
 
 using machine::Layout;
 
-Allocation& checked(const at::Tensor& self, const char* what) {
+// Held, because what follows may wait for the card without the GIL.
+AllocationRef checked(const at::Tensor& self, const char* what) {
   TORCH_CHECK_VALUE(self.is_privateuseone(), what, ": expected a spyre tensor, got one on ",
                     self.device());
-  Allocation* allocation = allocation_of(self);
-  TORCH_CHECK_VALUE(allocation != nullptr, what, ": a tensor of shape ", self.sizes(),
+  AllocationRef allocation(self);
+  TORCH_CHECK_VALUE(allocation, what, ": a tensor of shape ", self.sizes(),
                     " with an empty storage has no place on the card");
-  return *allocation;
+  return allocation;
 }
 
 std::tuple<std::vector<int64_t>, std::vector<int64_t>, std::vector<int64_t>, std::string, bool>
@@ -45,7 +46,8 @@ layout_of_op(const at::Tensor& self) {
     return {layout.host_size(), layout.device_size(), layout.stride_map(),
             machine::format_name(layout.format()), false};
   }
-  Allocation& allocation = checked(self, "layout_of");
+  const AllocationRef held = checked(self, "layout_of");
+  Allocation& allocation = *held;
   pin(allocation, self);
   const std::shared_ptr<const Layout> layout = layout_of(allocation);
   return {layout->host_size(), layout->device_size(), layout->stride_map(),
@@ -79,7 +81,8 @@ at::Tensor empty_with_layout(c10::IntArrayRef sizes, c10::ScalarType dtype, c10:
 }
 
 std::vector<int64_t> block_of(const at::Tensor& self) {
-  const card::Block& block = *checked(self, "block_of").block;
+  const AllocationRef held = checked(self, "block_of");
+  const card::Block& block = *held->block;
   return {block.device,
           static_cast<int64_t>(block.region),
           static_cast<int64_t>(block.offset),
@@ -90,7 +93,8 @@ std::vector<int64_t> block_of(const at::Tensor& self) {
 }
 
 at::Tensor raw_read(const at::Tensor& self) {
-  const Allocation& allocation = checked(self, "raw_read");
+  const AllocationRef held = checked(self, "raw_read");
+  const Allocation& allocation = *held;
   const card::Block& block = *allocation.block;
   if (block.host == nullptr) {
     guarded(
@@ -106,7 +110,8 @@ at::Tensor raw_read(const at::Tensor& self) {
 
 // For replaying a recording: the block's bytes as raw_read gave them.
 void raw_write(const at::Tensor& self, const at::Tensor& bytes) {
-  const Allocation& allocation = checked(self, "raw_write");
+  const AllocationRef held = checked(self, "raw_write");
+  const Allocation& allocation = *held;
   const card::Block& block = *allocation.block;
   TORCH_CHECK_VALUE(bytes.device().is_cpu() && bytes.scalar_type() == at::kByte &&
                         bytes.is_contiguous() && bytes.numel() <= static_cast<int64_t>(block.size),
@@ -153,8 +158,8 @@ void load_layout(const at::Tensor& self, std::unordered_map<std::string, bool>& 
   const size_t prefix = std::strlen(kLayoutKey);
   for (const auto& [key, value] : metadata) {
     if (key.compare(0, prefix, kLayoutKey) != 0) continue;
-    Allocation* allocation = allocation_of(self);
-    if (allocation == nullptr) return;
+    const AllocationRef allocation(self);
+    if (!allocation) return;
     pin(*allocation, self);
     std::istringstream in(key.substr(prefix));
     std::string host, device, map;
