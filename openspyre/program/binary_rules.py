@@ -86,8 +86,6 @@ def body_fault(nodes: Sequence[Node], results: Sequence[int], inputs: int) -> st
     """What is wrong with a body whose instruction has `inputs` inputs, or None."""
     if len(nodes) > MAX_NODES:
         return f"{len(nodes)} operations, but at most {MAX_NODES} are allowed: split it in two MAPs"
-            f"{len(nodes)} operations, but at most {MAX_NODES} are allowed: split it into two MAPs"
-        )
     letters: list[str] = []
     for position, node in enumerate(nodes):
         op = BODY_OP.get(node.op)
