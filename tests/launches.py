@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.spyre
 
 F16 = torch.float16
 
