@@ -127,7 +127,7 @@ class AccessRules:
                 f" slot {task.number(access.slot)} of buffer {buffer.name} is bytes"
                 f" {begin}..{begin + buffer.slot_bytes - 1}; enlarge the slots or shrink the tile",
             )
-        return self.tiles.place(task, tile)
+        return self.tiles.place(tile)
 
     def mem(self, task: Task, access: Access, only: Range | None = None) -> Placed:
         """A tile in LPDDR5, where the operand's layout has the box that it declares. With `only`
@@ -188,7 +188,7 @@ class AccessRules:
         self._check_span(task, access.place, low, high)
         operand = next(o for o in self.instance.program.operands if o.name == access.place)
         base = operand.offset if operand.role is Role.SCRATCH else 0
-        return self.tiles.place(task, tile, base)
+        return self.tiles.place(tile, base)
 
     def _check_span(self, task: Task, operand: str, low: int, high: int) -> None:
         key = (task.core, operand)

@@ -72,7 +72,7 @@ def check_structure(program: Program) -> None:
     _check_grid(program)
     symbols = names.integers
     for operand in program.operands:
-        _check_operand(program, operand, symbols)
+        _check_operand(operand, symbols)
     for value in program.values:
         place = f"value {value.name}"
         if len(value.shape) > MAX_RANK or len(value.reduced) > MAX_RANK:
@@ -146,7 +146,7 @@ def _check_grid(program: Program) -> None:
                 )
 
 
-def _check_operand(program: Program, operand: Operand, symbols: set[str]) -> None:
+def _check_operand(operand: Operand, symbols: set[str]) -> None:
     place = f"operand {operand.name}"
     if len(operand.shape) > MAX_RANK:
         raise VerifyError(1, place, f"rank {len(operand.shape)} is above {MAX_RANK}; collapse dims")

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from openspyre.formats import STICK_BYTES
-from openspyre.program.concrete import Instance, Task, Tile
+from openspyre.program.concrete import Instance, Tile
 from openspyre.program.verify_error import VerifyError
 
 MAX_LINEAR = 1 << 60
@@ -126,7 +126,7 @@ class Tiles:
                 pitch *= size
             self._strides[name] = tuple(reversed(strides))
 
-    def place(self, task: Task, tile: Tile, base: int = 0) -> Placed:
+    def place(self, tile: Tile, base: int = 0) -> Placed:
         """The tile on its memory, `base` bytes from the memory's start. Its bounds must have been
         checked: the arrays are as long as the tile has sticks."""
         access = tile.access

@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import json
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -481,6 +481,3 @@ def prepare_plan(
     }
     native = _C.Plan(device, description, _cost_function(code, card))
     return JobPlan(code, device, native, names)
-
-
-Symbols = Mapping[str, int | float]
