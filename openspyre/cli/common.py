@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 import click
 
-from openspyre.program.binary import decode
+from openspyre.program.binary import MAGIC, decode
 from openspyre.program.model import Program, Symbol, SymbolKind
 from openspyre.program.text import from_text
 from openspyre.runtime.spyrecode import SpyreCode, read_spyrecode
@@ -71,6 +71,8 @@ def read_source(path: Path, *, verify: bool = False) -> Source:
     data = path.read_bytes()
     if path.suffix in (".txt", ".program"):
         found = from_text(data.decode("utf-8"))
+    elif not data.startswith(MAGIC):
+        raise Failed(f"{path} is no program image; name a program as text .txt or .program")
     else:
         found = decode(data)
     return Source(path, {found.name: found})

@@ -99,7 +99,7 @@ class Lexer:
         lexeme = self.peek()
         name = self.name(what)
         if name not in known:
-            close = difflib.get_close_matches(name, known, 1)
+            close = difflib.get_close_matches(name, known, 1) if len(known) > 5 else []
             listed = ", ".join(list(known)[:12]) + (", .." if len(known) > 12 else "")
             hint = f"; did you mean {close[0]}?" if close else f"; there are {listed or 'none'}"
             self.fail(lexeme.at, f"expected {what}, {name!r} is none{hint}")

@@ -239,15 +239,16 @@ def _fold(check: _Check) -> None:
     combine = check.combine()
     tiles = 2 if combine in ARG else 3 if combine is Combine.WELFORD else 1
     check.count(tiles, tiles)
-    kept = indexed(check.compute.inputs[0])
     for source, out in zip(check.compute.inputs, check.compute.outputs, strict=True):
         check.need(source.lanes, f"input {source.value} must be a lanes tile")
         check.need(out.stick is None, f"output {out.value} must be sparse")
         check.need(source.format is out.format, "inputs and outputs must agree in format")
         check.formats("input", source, *EXACT.values())
+        missing = sorted(check.labels - (indexed(source) & indexed(out)))
         check.need(
-            indexed(source) == kept and indexed(out) == kept == check.labels,
-            "inputs and outputs must have all labels",
+            not missing,
+            f"inputs and outputs must have every label of over, and {', '.join(missing)} is not"
+            " in all of them",
         )
     first = check.compute.inputs[0].format
     if combine in ARG:

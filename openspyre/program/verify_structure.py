@@ -374,7 +374,12 @@ def _check_access(
     operand = names.operands.get(access.place)
     if operand is not None:
         if access.value != operand.name:
-            raise VerifyError(3, place, f"{tile}: an operand's bytes are of no value but itself")
+            raise VerifyError(
+                3,
+                place,
+                f"{tile}: lies in operand {operand.name} and so must be a box of it,"
+                f" not of {access.value}",
+            )
         if access.format is not operand.format or access.lanes:
             raise VerifyError(3, place, f"{tile}: the operand's format is {operand.format.name}")
     if access.value in names.operands and access.format is not names.operands[access.value].format:

@@ -128,7 +128,9 @@ def load_recording(directory: str | Path) -> Recording:
     file = path / FILE
     try:
         document = json.loads(file.read_text())
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise RecordingError(f"{file}: {error.strerror}; is this a recording?") from None
+    except ValueError as error:
         raise RecordingError(f"{file}: {error}") from None
     version = document.get("version") if isinstance(document, dict) else None
     if version != VERSION:
