@@ -5,6 +5,7 @@ What reads directories and programs is imported at the first use: `import torch`
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -62,6 +63,11 @@ def prepare(
     from openspyre.device.registration import configuration
     from openspyre.runtime.plan import prepare_plan
 
+    if not isinstance(directory, str | os.PathLike):
+        raise TypeError(
+            f"prepare: takes a SpyreCode directory, not a {type(directory).__name__};"
+            " openspyre.runtime.write_spyrecode makes one of a Program"
+        )
     return prepare_plan(
         directory,
         device_index(device),

@@ -126,6 +126,11 @@ def _plan(
     run: list[dict[str, Any]] = []
     dynamic = 0
     for number, kernel in enumerate(kernels):
+        if not isinstance(kernel, Kernel):
+            raise TypeError(
+                f"write_spyrecode: kernel {number} is a {type(kernel).__name__};"
+                " give Kernel(program)"
+            )
         program = kernel.program
         pointer = PROGRAM_BASE + len(images)
         image = encode(program)
