@@ -29,6 +29,7 @@ export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
 NATIVE := CMakeLists.txt $(wildcard cmake/*) pyproject.toml \
           $(wildcard csrc/torch/*) $(wildcard csrc/card/*) $(wildcard csrc/machine/*) \
           $(wildcard csrc/machine/*/*)
+CXX_SOURCES := $(filter %.cpp,$(NATIVE))
 CXX_FILES := $(wildcard csrc/*/*.cpp csrc/*/*.h csrc/*/*/*.cpp csrc/*/*/*.h)
 
 .PHONY: setup tools run test test-all test-torch-next test-asan test-tsan bench lint format docs \
@@ -54,8 +55,9 @@ $(1)/.stamp-dev: $(1)/.stamp-torch requirements-dev.txt
 $(1)/.stamp-openspyre: $(1)/.stamp-dev $(NATIVE) openspyre/__init__.py
 	@touch $(1)/.building
 	@echo "Building the extension: some minutes the first time, seconds after a change ..."
+	@(while sleep 30; do echo "  ... $$$$(find build/$(patsubst .%,%,$(1)) -newer $(1)/.building -name '*.o' 2>/dev/null | wc -l) of at most $(words $(CXX_SOURCES)) files compiled"; done) & ticker=$$$$!; \
 	PATH="$(CURDIR)/$(1)/bin:$$$$PATH" $(1)/bin/pip install -q $(PIP_ARGS) --no-build-isolation --no-deps -e . \
-	  -C build-dir=build/$(patsubst .%,%,$(1))
+	  -C build-dir=build/$(patsubst .%,%,$(1)); done=$$$$?; kill $$$$ticker; exit $$$$done
 	@mv $(1)/.building $$@
 endef
 $(eval $(call environment,$(VENV),$(TORCH)))

@@ -189,6 +189,14 @@ def test_rt71_tensors_as_raw_bytes_and_results_saved(directory: Path, tmp_path: 
     assert torch.equal(out, 2 * values)
 
 
+def test_run_takes_a_program_as_text(tmp_path: Path) -> None:
+    file = tmp_path / "add.txt"
+    file.write_text(to_text(add.build(16, 150, cores=2)))
+    result = openspyre("run", file, "--json")
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.output)["results"][0]["shape"] == [16, 150]
+
+
 def test_run_without_inputs_takes_random_ones(tmp_path: Path) -> None:
     tensors = ("x", "w", "scores", "probabilities")
     kernels = [

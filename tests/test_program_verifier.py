@@ -11,7 +11,8 @@ import random_programs
 from broken_programs import edited, refused, tiled, without
 from program_zoo import ZOO
 
-from examples.programs import matmul
+from examples.programs import add, matmul
+from openspyre.formats import Format
 from openspyre.program import ProgramBuilder
 from openspyre.program import body as f
 from openspyre.program.boxes import Over
@@ -116,6 +117,20 @@ def test_a_symbol_value_that_breaks_a_rule_is_named() -> None:
     verify(program, {"m": 4})
     refused(program, 1, "m: 17 must lie in", symbols={"m": 17})
     assert len(problems(program)) == 2  # in the middle and at the end
+
+
+@pytest.mark.parametrize(
+    ("dtype", "format", "message"),
+    [
+        ("float17", Format.SEN169_FP16, "'float17' names no torch dtype"),
+        ("float16", Format.IEEE_FP32, "IEEE_FP16 or SEN169_FP16, not IEEE_FP32"),
+    ],
+)
+def test_an_operand_lies_as_its_dtype_says(dtype: str, format: Format, message: str) -> None:
+    program = add.build(16, 64, cores=1)
+    wrong = dataclasses.replace(program.operands[0], dtype=dtype, format=format)
+    with pytest.raises(VerifyError, match=f"operand x.*{message}"):
+        verify(dataclasses.replace(program, operands=(wrong, *program.operands[1:])))
 
 
 def test_buffer_names_and_bytes_are_in_the_messages() -> None:

@@ -177,7 +177,13 @@ def _report_text(name: str, report: Report) -> str:
 @PATH
 @JSON
 @SYMBOLS
-@click.option("--card", "card", default="spyre", show_default=True, help="As OPENSPYRE_CARD.")
+@click.option(
+    "--card",
+    "card",
+    default="spyre",
+    show_default=True,
+    help="spyre, tiny, or name:key=value,... as OPENSPYRE_CARD.",
+)
 @click.option("--spans", default=0, show_default=True, help="Print that many tasks.")
 @click.option(
     "--trace",

@@ -16,7 +16,9 @@ from openspyre.cli.common import JSON, NO, failures, no, print_json
 @click.option("--at-end", is_flag=True, help="Compare at the end only; launches overlap.")
 @JSON
 def replay(directory: Path, order: int | None, times: int, at_end: bool, as_json: bool) -> None:
-    """Run the recording in DIRECTORY again and compare what every launch leaves.
+    """Replay a recording and compare.
+
+    Runs what torch.spyre.record kept in DIRECTORY and compares what every launch leaves.
 
     Exit codes: 0 every result is the recorded one, 1 some differ, 2 it could not run.
     """

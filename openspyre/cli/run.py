@@ -1,10 +1,11 @@
-"""`openspyre program run`: launches a SpyreCode directory, and checks what comes out.
+"""`openspyre program run`: launches a directory or a program, and checks what comes out.
 
 Imports torch and starts the device when the command runs, not before.
 """
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,9 +21,10 @@ from openspyre.cli.common import (
     no,
     parse_symbols,
     print_json,
+    read_source,
 )
 from openspyre.program.model import SymbolKind
-from openspyre.runtime.spyrecode import ComputeOnDevice
+from openspyre.runtime.spyrecode import ComputeOnDevice, Kernel, write_spyrecode
 
 if TYPE_CHECKING:
     import torch
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("directory", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.argument("path", type=click.Path(exists=True, path_type=Path))
 @click.option(
     "--input",
     "-i",
@@ -55,7 +57,7 @@ if TYPE_CHECKING:
 @click.option("--launches", default=1, show_default=True, type=click.IntRange(1))
 @JSON
 def run(
-    directory: Path,
+    path: Path,
     inputs: tuple[Path, ...],
     outputs: tuple[Path, ...],
     exact: bool,
@@ -65,7 +67,7 @@ def run(
     launches: int,
     as_json: bool,
 ) -> None:
-    """Prepare DIRECTORY on the card, launch it, and compare or print the results.
+    """Prepare PATH on the card, launch it, and compare or print the results.
 
     Exit codes: 0 it ran (and matched), 1 a result is not what was expected, 2 it could not run.
     """  # fmt: skip
@@ -73,10 +75,10 @@ def run(
     with failures():
         import torch
 
-        from openspyre.device.plans import launch, prepare
+        from openspyre.device.plans import launch
         from openspyre.runtime.tensor_files import load_tensors, mismatches
 
-        plan = prepare(directory)
+        plan = _prepared(path)
         arguments = plan.expected_arguments
         shapes = _shapes(plan, _sizes(plan, given))
         dtypes = [getattr(torch, argument.dtype) for argument in arguments]
@@ -109,7 +111,7 @@ def run(
     if as_json:
         print_json(
             {
-                "directory": str(directory),
+                "path": str(path),
                 "launches": counters.launches,
                 "compared": expected is not None,
                 "match": None if expected is None else not problems,
@@ -130,6 +132,17 @@ def run(
         no("\n".join(problems))
     if expected is not None:
         click.echo("match")
+
+
+def _prepared(path: Path) -> JobPlan:
+    """The plan of a directory, or of a single program."""
+    from openspyre.device.plans import prepare
+
+    if path.is_dir():
+        return prepare(path)
+    kernels = [Kernel(program) for program in read_source(path).programs.values()]
+    with tempfile.TemporaryDirectory() as folder:
+        return prepare(write_spyrecode(Path(folder) / path.stem, kernels))
 
 
 def _sizes(plan: JobPlan, given: dict[str, int | float]) -> dict[str, int]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from openspyre.formats import STICK_BYTES, Format
+from openspyre.formats import STICK_BYTES, Format, Mode, format_for
 from openspyre.program.binary_rules import (
     MAX_CORES,
     MAX_DEPTH,
@@ -146,8 +146,24 @@ def _check_grid(program: Program) -> None:
                 )
 
 
+def _check_dtype(operand: Operand, place: str) -> None:
+    try:
+        formats = {format_for(operand.dtype, mode) for mode in Mode}
+    except ValueError as error:
+        raise VerifyError(1, place, str(error)) from None
+    # What a launch passes lies as its dtype says; scratch and constants are the program's own.
+    if operand.role in (Role.IN, Role.OUT, Role.INOUT) and operand.format not in formats:
+        names = " or ".join(sorted(format.name for format in formats))
+        raise VerifyError(
+            1,
+            place,
+            f"tensors of {operand.dtype} lie on the card as {names}, not {operand.format.name}",
+        )
+
+
 def _check_operand(operand: Operand, symbols: set[str]) -> None:
     place = f"operand {operand.name}"
+    _check_dtype(operand, place)
     if len(operand.shape) > MAX_RANK:
         raise VerifyError(1, place, f"rank {len(operand.shape)} is above {MAX_RANK}; collapse dims")
     for size in (*operand.shape, *(operand.within or ())):

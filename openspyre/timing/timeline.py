@@ -101,7 +101,7 @@ class Timeline:
     def text(self, spans: int = 0) -> str:
         """A summary, and the first `spans` tasks."""
         lines = [
-            f"{self.program}: {self.duration_ns / 1000:,.1f} us (modelled),"
+            f"{self.program}: {_microseconds(self.duration_ns)} us (modelled),"
             f" bound by {self.bound_by}",
             f"  LPDDR5  read {self.bytes_read:,} B, written {self.bytes_written:,} B"
             f" ({(self.bytes_read + self.bytes_written) / max(self.duration_ns, 1e-9):.1f} GB/s)",
@@ -111,8 +111,8 @@ class Timeline:
             rate = 2 * self.macs / max(self.duration_ns, 1e-9) / 1000
             lines.append(f"  PT      {self.macs:,} multiply-accumulates ({rate:.1f} TFLOP/s)")
         lines.append(
-            f"  cores   {self.cores} in {self.classes} classes;"
-            f" {self.expanded:,} tasks gone through, {self.skipped:,} extrapolated"
+            f"  cores   {self.cores} in {self.classes} groups that go in step;"
+            f" {self.expanded:,} tasks modelled one by one, {self.skipped:,} more alike"
         )
         for name, share in sorted(self.utilisation().items(), key=lambda item: -item[1]):
             lines.append(f"  {name:<8}{100 * share:5.1f} % {'#' * round(40 * share)}")
@@ -126,3 +126,8 @@ class Timeline:
                 f"  {span.nbytes:,} B{more}"
             )
         return "\n".join(lines)
+
+
+def _microseconds(ns: float) -> str:
+    """Three digits after the point for what is short."""
+    return f"{ns / 1000:,.1f}" if ns >= 100_000 else f"{ns / 1000:,.3f}"
