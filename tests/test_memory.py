@@ -375,16 +375,17 @@ def test_rt22_rt27_program_memory_is_apart() -> None:
     x = torch.empty(1000, device="spyre")
     free, total = spyre.get_memory_info()
     allocated = spyre.memory_allocated()
+    held = spyre.memory_stats()["program_bytes.current"]  # by plans of earlier tests
     program = _C.Block(0, 300_000, 0, "program_static")
     now, usable = spyre.get_memory_info()
     assert usable - now == total - free and usable <= total - 300_000
     assert spyre.memory_allocated() == allocated
-    assert spyre.memory_stats()["program_bytes.current"] >= 300_000
+    assert spyre.memory_stats()["program_bytes.current"] >= held + 300_000
     regions = {r["memory_type"]: r["region"] for r in spyre.memory_snapshot()}
     tensor_region = torch.ops.openspyre._block_of(x)[1]
     assert program.region == regions["program_static"] != tensor_region
     program.free()
-    assert spyre.memory_stats()["program_bytes.current"] == 0
+    assert spyre.memory_stats()["program_bytes.current"] == held
 
 
 def test_rt27_free_memory_counts_tensor_bytes(run_python: RunPython) -> None:
