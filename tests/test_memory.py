@@ -17,7 +17,7 @@ import pytest
 import torch
 from conftest import RunPython
 
-spyre = torch.spyre
+spyre = torch.spyre  # type: ignore[attr-defined]
 # One region of 4 MiB is the whole card.
 ONE_REGION = {
     "OPENSPYRE_CARD": "tiny",
