@@ -381,7 +381,11 @@ def test_rt22_rt27_program_memory_is_apart() -> None:
     assert usable - now == total - free and usable <= total - 300_000
     assert spyre.memory_allocated() == allocated
     assert spyre.memory_stats()["program_bytes.current"] >= held + 300_000
-    regions = {r["region"] for r in spyre.memory_snapshot() if r["memory_type"] == "program_static"}
+    regions = {
+        row["region"]
+        for row in spyre.memory_snapshot()
+        if (row["device"], row["memory_type"]) == (0, "program_static")
+    }
     tensor_region = torch.ops.openspyre._block_of(x)[1]
     assert program.region in regions and tensor_region not in regions
     program.free()
