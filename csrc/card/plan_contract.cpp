@@ -57,6 +57,21 @@ int64_t evaluate(const machine::Expr& expr, std::span<const int64_t> symbols) {
   }
 }
 
+namespace {
+
+// The bytes to the end of the last stick.
+void finish(OperandLayout& out) {
+  int64_t end = kStickBytes;
+  for (int dim = 0; dim < out.rank; ++dim) {
+    const int64_t steps = dim == out.stick ? (out.shape[dim] - 1) / out.eps : out.shape[dim] - 1;
+    if (__builtin_add_overflow(end, multiply(steps, out.strides[dim], "its size"), &end))
+      refuse("its size is beyond 64 bits");
+  }
+  out.nbytes = end;
+}
+
+}  // namespace
+
 OperandLayout lay_operand(const machine::Operand& operand, std::span<const int64_t> symbols) {
   OperandLayout out;
   const size_t rank = operand.shape.size();
@@ -70,6 +85,16 @@ OperandLayout lay_operand(const machine::Operand& operand, std::span<const int64
     if (out.shape[i] < 1) refuse("a size is below 1");
     if (out.shape[i] > within[i])
       refuse("its shape is not inside the layout it is declared within");
+  }
+  if (operand.has_strides) {
+    out.stick = static_cast<int>(operand.stick);
+    for (size_t i = 0; i < rank; ++i) {
+      out.strides[i] = evaluate(operand.strides.at(i), symbols);
+      if (out.strides[i] < 0 || out.strides[i] % kStickBytes != 0)
+        refuse("its strides must be multiples of 128, none negative");
+    }
+    finish(out);
+    return out;
   }
   std::vector<int> order(operand.order.begin(), operand.order.end());
   if (!operand.has_order) {
@@ -102,12 +127,7 @@ OperandLayout lay_operand(const machine::Operand& operand, std::span<const int64
     out.strides[dim] = pitch;
     pitch = multiply(pitch, size, "its size");
   }
-  int64_t last = 0;
-  for (int dim = 0; dim < out.rank; ++dim) {
-    const int64_t steps = dim == out.stick ? (out.shape[dim] - 1) / out.eps : out.shape[dim] - 1;
-    last += steps * out.strides[dim];
-  }
-  out.nbytes = last + kStickBytes;
+  finish(out);
   return out;
 }
 

@@ -166,8 +166,7 @@ std::vector<NamedNumber> read_numbers(py::handle symbols) {
   return numbers;
 }
 
-void launch(PreparedPlan& plan, const py::handle& tensors, int stream, const py::handle& symbols,
-            bool tiled) {
+std::vector<at::Tensor> read_tensors(const py::handle& tensors) {
   PyObject* items = PySequence_Fast(tensors.ptr(), "launch: tensors must be a list or tuple");
   if (items == nullptr) throw py::error_already_set();
   const auto keep = py::reinterpret_steal<py::object>(items);
@@ -181,10 +180,31 @@ void launch(PreparedPlan& plan, const py::handle& tensors, int stream, const py:
                            Py_TYPE(item)->tp_name);
     unpacked.push_back(THPVariable_Unpack(item));
   }
+  return unpacked;
+}
+
+void launch(PreparedPlan& plan, const py::handle& tensors, int stream, const py::handle& symbols,
+            bool tiled) {
+  const std::vector<at::Tensor> unpacked = read_tensors(tensors);
   const card::Device& device = plan.plan().device();
   if (card::Runtime::get().in_forked_child()) device_at(device.index);  // raises
   plan.launch(unpacked, stream < 0 ? current_stream(device.index) : stream, read_numbers(symbols),
               tiled);
+}
+
+void launch_bound(PreparedPlan& plan, const py::handle& tensors,
+                  const std::vector<int64_t>& offsets, std::vector<int64_t> symbols, int stream) {
+  const std::vector<at::Tensor> unpacked = read_tensors(tensors);
+  const card::Device& device = plan.plan().device();
+  if (card::Runtime::get().in_forked_child()) device_at(device.index);  // raises
+  plan.launch_bound(unpacked, offsets, std::move(symbols),
+                    stream < 0 ? current_stream(device.index) : stream);
+}
+
+std::vector<std::string> symbol_names(PreparedPlan& plan) {
+  std::vector<std::string> names;
+  for (const PlanSymbol& symbol : plan.plan().symbols()) names.push_back(symbol.name);
+  return names;
 }
 
 py::dict counters(const PreparedPlan& plan) {
@@ -245,6 +265,9 @@ void bind_plan(py::module_& m) {
       .def(py::init(&prepare), py::arg("device"), py::arg("description"), py::arg("cost"))
       .def("launch", &launch, py::arg("tensors"), py::arg("stream") = -1,
            py::arg("symbols") = py::none(), py::arg("tiled") = false)
+      .def("launch_bound", &launch_bound, py::arg("tensors"), py::arg("byte_offsets"),
+           py::arg("symbols"), py::arg("stream") = -1)
+      .def_property_readonly("symbol_names", &symbol_names)
       .def("counters", &counters)
       .def("host_data", &host_data, py::arg("handle"))
       .def_property_readonly("slots", [](PreparedPlan& p) { return p.plan().slot_count(); })

@@ -90,7 +90,7 @@ PreparedPlan::PreparedPlan(card::Device& device, card::PlanSpec spec, card::Stre
       argument.read |= operand.role != Role::Out;
       argument.written |= operand.role != Role::In;
       Use use{step, program, &operand, parse_host_type(operand.dtype), true, {}};
-      for (const auto* sizes : {&operand.shape, &operand.within})
+      for (const auto* sizes : {&operand.shape, &operand.within, &operand.strides})
         for (const machine::Expr& size : *sizes) use.constant &= card::is_constant(size);
       if (use.constant) {
         try {
@@ -150,6 +150,11 @@ void PreparedPlan::bind_symbols(Bound& bound, const std::vector<NamedNumber>& nu
           }))
         throw LaunchError("plan '" + plan_.spec().name + "' has no symbol '" + number.name + "'");
 
+  spread_symbols(bound);
+}
+
+// The symbols of each program, in their ranges.
+void PreparedPlan::spread_symbols(Bound& bound) const {
   bound.of_step.resize(plan_.spec().steps.size());
   for (const auto& [step, program] : computes_of(plan_)) {
     const std::vector<int>& places = plan_.symbol_places(step);
@@ -465,17 +470,99 @@ void PreparedPlan::launch(const std::vector<at::Tensor>& tensors, card::StreamId
     request.symbols = bound.symbols;
     request.costs = costs;
   }
-  if (capturing(device.index, stream)) {
+  submit(tensors, bound, stream, std::move(requests));
+}
+
+// Submits, or keeps for the graph that is being captured.
+void PreparedPlan::submit(const std::vector<at::Tensor>& tensors, Bound& bound,
+                          card::StreamId stream, std::vector<card::LaunchRequest> requests) {
+  const int index = plan_.device().index;
+  if (capturing(index, stream)) {
     CapturedLaunch captured{shared_from_this(), tensors, {}, std::move(requests)};
     for (Bound::Tensor& tensor : bound.tensors)
       captured.allocations.push_back(std::move(tensor.allocation));
-    capture(device.index, stream, std::move(captured));
+    capture(index, stream, std::move(captured));
     return;
   }
   note_writes(tensors);
   // Without the GIL: memory pressure collects garbage, and other threads may hold the plan.
   const WithoutGil released;
   for (const card::LaunchRequest& request : requests) plan_.launch(request);
+}
+
+void PreparedPlan::launch_bound(const std::vector<at::Tensor>& tensors,
+                                const std::vector<int64_t>& offsets, std::vector<int64_t> symbols,
+                                card::StreamId stream) {
+  card::Device& device = plan_.device();
+  if (!device.streams->valid(stream))
+    throw LaunchError("plan '" + plan_.spec().name + "': stream " + std::to_string(stream) +
+                      " of device " + std::to_string(device.index) + " does not exist");
+  if (tensors.size() != arguments_.size() || offsets.size() != arguments_.size() ||
+      symbols.size() != plan_.symbols().size())
+    throw LaunchError("plan '" + plan_.spec().name + "' takes " +
+                      std::to_string(arguments_.size()) + " tensors with offsets and " +
+                      std::to_string(plan_.symbols().size()) + " symbols, got " +
+                      std::to_string(tensors.size()) + ", " + std::to_string(offsets.size()) +
+                      " and " + std::to_string(symbols.size()));
+  Bound bound;
+  bound.symbols = std::move(symbols);
+  spread_symbols(bound);
+  bound.tensors.resize(tensors.size());
+  std::vector<card::LaunchRequest> requests(1);
+  card::LaunchRequest& request = requests[0];
+  request.stream = stream;
+  request.numerics = card::Runtime::get().numerics();
+  request.arguments.resize(tensors.size());
+  const bool tracks = device.streams->tracks_hazards();
+  for (size_t a = 0; a < tensors.size(); ++a) {
+    const at::Tensor& tensor = tensors[a];
+    if (!tensor.defined() || !tensor.is_privateuseone() || tensor.get_device() != device.index)
+      throw LaunchError(name_of(a) + " is not on spyre:" + std::to_string(device.index));
+    if (!holds_bytes(tensor)) throw LaunchError(name_of(a) + " has no bytes of its own");
+    Bound::Tensor& place = bound.tensors[a];
+    place.allocation = AllocationRef(tensor);
+    if (!place.allocation) throw LaunchError(name_of(a) + ": its storage has zero bytes");
+    if (!place.allocation->typed) guarded([&] { pin(*place.allocation, tensor); });
+    card::LaunchArgument& argument = request.arguments[a];
+    argument.block = place.allocation->block;
+    argument.read = arguments_[a].read;
+    argument.written = arguments_[a].written;
+    argument.offset = static_cast<uint64_t>(offsets[a]);
+    const uint64_t room = argument.block->requested;
+    if (offsets[a] < 0 || offsets[a] % 128 != 0 || argument.offset > room)
+      throw LaunchError(name_of(a) + ": no operand begins at byte " + std::to_string(offsets[a]) +
+                        " of its block of " + std::to_string(room));
+    for (const Use& use : arguments_[a].uses) {
+      if (const machine::Format format = machine::format_for(use.type, request.numerics.mode);
+          format != use.operand->format)
+        throw LaunchError(name_of(a) + ": the card holds " + use.operand->dtype + " as " +
+                          machine::format_name(format) + ", program " + use.program->name +
+                          " wants " + machine::format_name(use.operand->format) +
+                          " (OPENSPYRE_NUMERICS decides how dtypes live on the card)");
+      OperandLayout computed;
+      if (!use.constant) {
+        try {
+          computed = card::lay_operand(*use.operand, bound.of_step[use.step]);
+        } catch (const std::invalid_argument& error) {
+          throw LaunchError(name_of(a) + ": " + error.what());
+        }
+      }
+      const OperandLayout& layout = use.constant ? use.layout : computed;
+      const auto span = static_cast<uint64_t>(layout.nbytes);
+      if (span > room - argument.offset)
+        throw LaunchError(name_of(a) + ": operand " + use.operand->name + " of program " +
+                          use.program->name + " takes " + std::to_string(span) +
+                          " bytes from byte " + std::to_string(offsets[a]) + " of a block of " +
+                          std::to_string(room));
+      if (span > argument.span) {
+        argument.span = span;
+        if (tracks) argument.footprint = card::sticks_of(layout, offsets[a]);
+      }
+    }
+  }
+  request.symbols = bound.symbols;
+  request.costs = find_costs(bound);
+  submit(tensors, bound, stream, std::move(requests));
 }
 
 }  // namespace openspyre::device

@@ -43,6 +43,12 @@ class PreparedPlan : public std::enable_shared_from_this<PreparedPlan> {
   // what submission throws; before anything was submitted, but for errors of a stream meanwhile.
   void launch(const std::vector<at::Tensor>& tensors, card::StreamId stream,
               const std::vector<NamedNumber>& numbers, bool tiled);
+  // A launch by the compiler, which has matched the layouts itself: of each tensor only the storage
+  // matters, and operand address 0 lies `offsets` bytes inside its block. `symbols`: in the order of
+  // Plan::symbols(), floats as their bits. Checks what memory safety needs: device, liveness,
+  // extent, ranges of symbols.
+  void launch_bound(const std::vector<at::Tensor>& tensors, const std::vector<int64_t>& offsets,
+                    std::vector<int64_t> symbols, card::StreamId stream);
   // The operands that use a launch argument.
   struct Use {
     size_t step;
@@ -62,6 +68,9 @@ class PreparedPlan : public std::enable_shared_from_this<PreparedPlan> {
   struct Bound;
   std::string name_of(size_t argument) const;
   void bind_symbols(Bound& bound, const std::vector<NamedNumber>& numbers) const;
+  void spread_symbols(Bound& bound) const;
+  void submit(const std::vector<at::Tensor>& tensors, Bound& bound, card::StreamId stream,
+              std::vector<card::LaunchRequest> requests);
   void find_tiles(Bound& bound, bool tiled) const;
   void check_aliasing(const Bound& bound) const;
   void place(Bound& bound, const std::vector<int64_t>& shift, card::LaunchRequest& request) const;

@@ -128,6 +128,21 @@ void raw_write(const at::Tensor& self, const at::Tensor& bytes) {
       [&] { std::memcpy(block.host, from, n); }, touches_all(allocation, true));
 }
 
+// The whole storage in another layout, in place: all its views see the same values.
+void relayout_op(const at::Tensor& self, c10::IntArrayRef host_size, c10::IntArrayRef device_size,
+                 c10::IntArrayRef stride_map) {
+  const AllocationRef held = checked(self, "relayout_");
+  pin(*held, self);
+  auto layout = guarded([&] {
+    return std::make_shared<Layout>(Layout::explicit_map(
+        {host_size.data(), host_size.size()}, {device_size.data(), device_size.size()},
+        {stride_map.data(), stride_map.size()}, held->format));
+  });
+  TORCH_CHECK_VALUE(layout->numel() == held->numel(), "relayout_: a layout of ", layout->numel(),
+                    " elements for a storage of ", held->numel());
+  relayout_storage(self.storage(), std::move(layout));
+}
+
 // PT26: torch.save carries only names of booleans for a backend's metadata, so a layout that is
 // not the default one travels inside a name.
 constexpr const char* kLayoutKey = "spyre.layout:";
@@ -186,6 +201,8 @@ TORCH_LIBRARY(openspyre, m) {
       "_empty_with_layout(int[] size, ScalarType dtype, Device device, int[] host_size, "
       "int[] device_size, int[] stride_map) -> Tensor");
   m.def("_block_of(Tensor self) -> int[]");
+  m.def(
+      "_relayout_(Tensor self, int[] host_size, int[] device_size, int[] stride_map) -> ()");
   m.def("_raw_read(Tensor self) -> Tensor");
   m.def("_raw_write(Tensor(a!) self, Tensor bytes) -> ()");
 }
@@ -193,6 +210,7 @@ TORCH_LIBRARY_IMPL(openspyre, CompositeExplicitAutograd, m) {
   m.impl("_layout_of", &layout_of_op);
   m.impl("_empty_with_layout", &empty_with_layout);
   m.impl("_block_of", &block_of);
+  m.impl("_relayout_", &relayout_op);
   m.impl("_raw_read", &raw_read);
   m.impl("_raw_write", &raw_write);
 }

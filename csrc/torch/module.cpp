@@ -20,4 +20,5 @@ PYBIND11_MODULE(_C, m) {
   bind_fallback(m);
   bind_program(m);
   bind_plan(m);
+  bind_facts(m);
 }

@@ -58,7 +58,7 @@ from openspyre.device.devices import (
     set_device,
     synchronize,
 )
-from openspyre.device.layouts import empty, layout_of, to_layout
+from openspyre.device.layouts import empty, layout_of, relayout_, to_layout
 from openspyre.device.memory import (
     empty_cache,
     empty_host_cache,
@@ -190,6 +190,7 @@ __all__ = [
     "prepare",
     "random",
     "record",
+    "relayout_",
     "reset_accumulated_memory_stats",
     "reset_fallback_report",
     "reset_peak_memory_stats",

@@ -92,6 +92,30 @@ def to_layout(tensor: torch.Tensor, layout: SpyreTensorLayout) -> torch.Tensor:
     return made.copy_(tensor)
 
 
+def relayout_(tensor: torch.Tensor, layout: SpyreTensorLayout) -> torch.Tensor:
+    """Gives the storage of `tensor` another layout, in place: same values, and every view of it
+    goes on as before. Waits for the current stream. Returns `tensor`.
+
+    Raises ValueError for a tensor of another device, another number of elements or another format.
+    """
+    if tensor.device.type != "spyre":
+        raise ValueError(
+            f"relayout_: expected a spyre tensor, got one on {str(tensor.device)!r}: move it first"
+        )
+    now = layout_of(tensor)
+    if now == layout:
+        return tensor
+    if now.format != layout.format:
+        raise ValueError(
+            f"relayout_: the storage lives as {now.format.name}, the layout is for"
+            f" {layout.format.name}: make the layout for {now.format.name}"
+        )
+    torch.ops.openspyre._relayout_(
+        tensor, list(layout.host_size), list(layout.device_size), list(layout.stride_map)
+    )
+    return tensor
+
+
 def picture(tensor_or_layout: torch.Tensor | SpyreTensorLayout) -> str:
     """How the elements lie in sticks, as text for people."""
     if isinstance(tensor_or_layout, torch.Tensor):

@@ -282,18 +282,25 @@ class _Decoder:
         self.where = f"operand {name}"
         self.values.append(name)
         self.places.append(name)
-        return Operand(
-            name,
-            self.choice("role", rules.ROLES),
-            self.name("dtype"),
-            self.choice("format", rules.FORMATS),
-            self.sizes("shape"),
-            self.opt("within", lambda: self.sizes("within")),
-            self.opt(
-                "order", lambda: self.many("order", lambda: self.s("order"), rules.MAX_RANK + 1)
-            ),
-            self.u("offset"),
+        role = self.choice("role", rules.ROLES)
+        dtype = self.name("dtype")
+        format = self.choice("format", rules.FORMATS)
+        shape = self.sizes("shape")
+        within = strides = None
+        stick = -1
+        way = self.u("within", rules.STRIDED + 1)
+        if way == rules.STRIDED:
+            strides = self.sizes("strides")
+            stick = self.s("stick")
+        elif way:
+            within = self.sizes("within")
+        order = self.opt(
+            "order", lambda: self.many("order", lambda: self.s("order"), rules.MAX_RANK + 1)
         )
+        offset = self.u("offset")
+        if strides is not None and (len(strides) != len(shape) or not -1 <= stick < len(shape)):
+            self.fail("strides", f"{len(strides)} strides, stick {stick}, rank {len(shape)}")
+        return Operand(name, role, dtype, format, shape, within, order, offset, strides, stick)
 
     def value(self) -> Value:
         name = self.fresh("value", self.values)

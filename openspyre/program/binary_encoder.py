@@ -242,7 +242,12 @@ class _Encoder:
         self.name(operand.dtype, "dtype")
         self.u(rules.FORMATS.index(operand.format), "format")
         self.exprs(operand.shape)
-        self.opt(operand.within, self.exprs)
+        if operand.strides is None:
+            self.opt(operand.within, self.exprs)
+        else:
+            self.u(rules.STRIDED, "layout")
+            self.exprs(operand.strides)
+            self.s(operand.stick, "stick")
         self.opt(operand.order, lambda order: self.many(
             order, "dims of the order", lambda d: self.s(d, "dim"), rules.MAX_RANK + 1
         ))  # fmt: skip

@@ -22,6 +22,7 @@ MAX_DIGITS = 16
 MAX_LX_BYTES = 64 << 20
 MAX_SEMAPHORES = 1 << 16  # of a core; keeps a hostile count from becoming memory
 MAX_NAME = 255  # bytes
+STRIDED = 2  # instead of the presence of an operand's `within`: strides and stick follow
 MAX_NODES = 4096  # of a body; bounds the memory of its registers
 
 ROLES = tuple(Role)

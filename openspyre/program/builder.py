@@ -201,6 +201,8 @@ class ProgramBuilder:
         within: Sequence[ExprLike] | None = None,
         order: Sequence[int] | None = None,
         offset: int = 0,
+        strides: Sequence[ExprLike] | None = None,
+        stick: int = -1,
     ) -> Tensor:
         """A tensor in LPDDR5; see `model.Operand`."""
         self._take(self._places, name, "operand")
@@ -208,9 +210,15 @@ class ProgramBuilder:
         outer = None if within is None else tuple(expr(size) for size in within)
         found = format or format_for(dtype, self.mode)
         axes = None if order is None else tuple(order)
+        if strides is not None:
+            steps = tuple(expr(stride) for stride in strides)
+            self._operands.append(
+                Operand(name, role, dtype, found, sizes, outer, axes, offset, steps, stick)
+            )
+            return Tensor(name, sizes, found, role, steps, stick)
         self._operands.append(Operand(name, role, dtype, found, sizes, outer, axes, offset))
-        strides, stick, _ = operand_strides(outer or sizes, axes, found)
-        return Tensor(name, sizes, found, role, strides, stick)
+        natural, on_stick, _ = operand_strides(outer or sizes, axes, found)
+        return Tensor(name, sizes, found, role, natural, on_stick)
 
     def input(
         self,
@@ -220,9 +228,14 @@ class ProgramBuilder:
         *,
         within: Sequence[ExprLike] | None = None,
         order: Sequence[int] | None = None,
+        strides: Sequence[ExprLike] | None = None,
+        stick: int = -1,
     ) -> Tensor:
         """A launch argument that is only read."""
-        return self.operand(Role.IN, name, shape, dtype, within=within, order=order)
+        return self.operand(
+            Role.IN, name, shape, dtype,
+            within=within, order=order, strides=strides, stick=stick,
+        )  # fmt: skip
 
     def output(
         self,
@@ -232,9 +245,14 @@ class ProgramBuilder:
         *,
         within: Sequence[ExprLike] | None = None,
         order: Sequence[int] | None = None,
+        strides: Sequence[ExprLike] | None = None,
+        stick: int = -1,
     ) -> Tensor:
         """A launch argument of which every element is stored once."""
-        return self.operand(Role.OUT, name, shape, dtype, within=within, order=order)
+        return self.operand(
+            Role.OUT, name, shape, dtype,
+            within=within, order=order, strides=strides, stick=stick,
+        )  # fmt: skip
 
     def inout(
         self,
@@ -244,9 +262,14 @@ class ProgramBuilder:
         *,
         within: Sequence[ExprLike] | None = None,
         order: Sequence[int] | None = None,
+        strides: Sequence[ExprLike] | None = None,
+        stick: int = -1,
     ) -> Tensor:
         """A launch argument that is read and written."""
-        return self.operand(Role.INOUT, name, shape, dtype, within=within, order=order)
+        return self.operand(
+            Role.INOUT, name, shape, dtype,
+            within=within, order=order, strides=strides, stick=stick,
+        )  # fmt: skip
 
     def scratch(
         self,

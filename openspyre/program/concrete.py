@@ -18,9 +18,9 @@ from typing import TypeAlias
 
 import numpy as np
 
-from openspyre.formats import STICK_BYTES
+from openspyre.formats import STICK_BYTES, Format
 from openspyre.layout import SpyreTensorLayout, device_dims
-from openspyre.program.expr import Binary, Const, Expr, ExprError, Var
+from openspyre.program.expr import HIGH, Binary, Const, Expr, ExprError, Var
 from openspyre.program.model import (
     Access,
     Compute,
@@ -86,7 +86,8 @@ class OperandLayout:
     """Where the elements of an operand lie, in bytes from its address."""
 
     shape: tuple[int, ...]
-    layout: SpyreTensorLayout  # of `within`
+    format: Format
+    within: tuple[int, ...]  # sizes of the tensor it is a part of
     strides: tuple[int, ...]  # bytes per step of each dim; of the stick dim: per stick
     stick: int  # the dim on the stick, or -1
     nbytes: int  # from the operand's address to the end of its last stick
@@ -94,7 +95,7 @@ class OperandLayout:
     def address(self, index: Sequence[int]) -> int:
         """Byte offset of the stick that holds the element at `index`, whose stick index must begin
         a stick."""
-        eps = self.layout.elements_per_stick
+        eps = self.format.elements_per_stick
         return sum(
             (i // eps if dim == self.stick else i) * stride
             for dim, (i, stride) in enumerate(zip(index, self.strides, strict=True))
@@ -104,6 +105,8 @@ class OperandLayout:
 def operand_layout(operand: Operand, values: Mapping[str, int]) -> OperandLayout:
     """The layout of an operand for given symbols. Raises ProgramError for what cannot be laid."""
     shape = tuple(size.evaluate(values) for size in operand.shape)
+    if operand.strides is not None:
+        return _strided_layout(operand, shape, values)
     within = shape
     if operand.within is not None:
         within = tuple(size.evaluate(values) for size in operand.within)
@@ -126,12 +129,58 @@ def operand_layout(operand: Operand, values: Mapping[str, int]) -> OperandLayout
         if dim >= 0:
             strides[dim] = pitch
         pitch *= size
+    return OperandLayout(
+        shape,
+        operand.format,
+        within,
+        tuple(strides),
+        stick,
+        _extent(operand, shape, strides, stick),
+    )
+
+
+def _extent(operand: Operand, shape: Sequence[int], strides: Sequence[int], stick: int) -> int:
+    """Bytes to the end of the last stick."""
     eps = operand.format.elements_per_stick
-    last = sum(
+    return STICK_BYTES + sum(
         ((size - 1) // eps if dim == stick else size - 1) * stride
         for dim, (size, stride) in enumerate(zip(shape, strides, strict=True))
     )
-    return OperandLayout(shape, layout, tuple(strides), stick, last + STICK_BYTES)
+
+
+def _strided_layout(
+    operand: Operand, shape: tuple[int, ...], values: Mapping[str, int]
+) -> OperandLayout:
+    """The layout of an operand with `strides`."""
+    place = f"operand {operand.name}"
+    strides = tuple(stride.evaluate(values) for stride in operand.strides or ())
+    stick = operand.stick
+    if len(shape) > 6:
+        raise ProgramError(f"{place}: rank {len(shape)} is above 6; collapse dims")
+    if operand.within is not None or operand.order is not None:
+        raise ProgramError(f"{place}: it has strides, and so neither `within` nor `order`")
+    if len(strides) != len(shape) or not -1 <= stick < len(shape):
+        raise ProgramError(f"{place}: {len(strides)} strides, stick {stick}, rank {len(shape)}")
+    if any(size < 1 for size in shape):
+        raise ProgramError(f"{place}: shape {shape} has a size below 1")
+    if any(stride < 0 or stride % STICK_BYTES for stride in strides):
+        raise ProgramError(f"{place}: strides {strides} must be multiples of 128, none negative")
+    if operand.role in (Role.OUT, Role.INOUT, Role.SCRATCH):
+        eps = operand.format.elements_per_stick
+        counts = [-(-n // eps) if dim == stick else n for dim, n in enumerate(shape)]
+        end = STICK_BYTES
+        for stride, count in sorted(zip(strides, counts, strict=True)):
+            if count == 1:
+                continue
+            if stride < end:
+                raise ProgramError(
+                    f"{place}: strides {strides} let sticks of shape {shape} overlap"
+                )
+            end += (count - 1) * stride
+    nbytes = _extent(operand, shape, strides, stick)
+    if nbytes > HIGH:
+        raise ProgramError(f"{place}: {nbytes} bytes are beyond 64 bits")
+    return OperandLayout(shape, operand.format, shape, strides, stick, nbytes)
 
 
 @dataclass(frozen=True)

@@ -92,6 +92,11 @@ class Operand:
     and the operand starts at element 0 of it: so a slice of a larger tensor is an operand whose
     `within` is the larger tensor's shape. Rank at most 6. SCRATCH: `offset` is its byte offset in
     the launch's dynamic region; CONST: in the program's `data`; else 0.
+
+    Or the layout is given outright, and `within` and `order` are not: `strides` are the bytes a
+    step of each dim (of dim `stick`: a stick), multiples of 128, 0 for a dim that does not move; `stick`
+    is the dim on the stick, -1 for one element a stick. So any affine view of a storage is an
+    operand. Elements of what is stored must lie apart.
     """
 
     name: str
@@ -102,6 +107,8 @@ class Operand:
     within: tuple[Expr, ...] | None = None
     order: tuple[int, ...] | None = None
     offset: int = 0
+    strides: tuple[Expr, ...] | None = None
+    stick: int = -1
 
 
 @dataclass(frozen=True)

@@ -64,6 +64,10 @@ def to_text(program: Program) -> str:
             parts.append(f"within {_sizes(operand.within)}")
         if operand.order is not None:
             parts.append(f"order [{', '.join(map(str, operand.order))}]")
+        if operand.strides is not None:
+            parts.append(f"strides {_sizes(operand.strides)}")
+        if operand.stick >= 0:
+            parts.append(f"stick {operand.stick}")
         if operand.offset:
             parts.append(f"offset {operand.offset}")
         lines.append(" ".join(parts))

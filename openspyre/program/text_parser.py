@@ -263,8 +263,12 @@ class _Parser:
         if self.lex.accept("order"):
             self.lex.expect("[")
             order = self.listed(lambda: self.lex.integer("a dim"), "]")
+        strides = self.after("strides", self.launch_sizes, None)
+        stick = self.after("stick", lambda: self.count("the dim on the stick"), -1)
         offset = self.after("offset", lambda: self.count("the offset"), 0)
-        self.operands.append(Operand(name, role, dtype, format, shape, within, order, offset))
+        self.operands.append(
+            Operand(name, role, dtype, format, shape, within, order, offset, strides, stick)
+        )
         self.value_names[name] = self.place_names[name] = None
 
     def declare_value(self) -> None:

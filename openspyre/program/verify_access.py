@@ -143,7 +143,7 @@ class AccessRules:
                 f"{where}: the layout has dim {layout.stick} on the stick (-1: none), the tile has"
                 f" {'no label' if tile.stick < 0 else _label(task, tile.stick)} there",
             )
-        eps = layout.layout.elements_per_stick
+        eps = layout.format.elements_per_stick
         starts = [start for start, _ in tile.box]
         if layout.stick >= 0 and starts[layout.stick] % eps:
             raise VerifyError(
@@ -212,7 +212,7 @@ class AccessRules:
             return
         dim = layout.stick
         start, size = tile.box[dim]
-        eps, length = layout.layout.elements_per_stick, layout.shape[dim]
+        eps, length = layout.format.elements_per_stick, layout.shape[dim]
         if (start + size) % eps and start + size != length:
             raise VerifyError(
                 7,
@@ -220,7 +220,7 @@ class AccessRules:
                 f"stores indices {start}..{start + size - 1} of dim {dim} of {tile.access.place}"
                 f" and so overwrites the rest of the last stick (of {eps} elements)",
             )
-        within = layout.layout.host_size[dim] if layout.layout.host_size else length
+        within = layout.within[dim]
         if start + size == length and length % eps and within != length:
             raise VerifyError(
                 7,

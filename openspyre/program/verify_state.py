@@ -100,7 +100,7 @@ class State:
             if self.operands[name].role is not Role.OUT:
                 continue
             layout = self.instance.operands[name]
-            eps = layout.layout.elements_per_stick
+            eps = layout.format.elements_per_stick
             counts = [
                 -(-size // eps) if dim == layout.stick else size
                 for dim, size in enumerate(layout.shape)

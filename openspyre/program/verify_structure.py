@@ -166,10 +166,19 @@ def _check_operand(operand: Operand, symbols: set[str]) -> None:
     _check_dtype(operand, place)
     if len(operand.shape) > MAX_RANK:
         raise VerifyError(1, place, f"rank {len(operand.shape)} is above {MAX_RANK}; collapse dims")
-    for size in (*operand.shape, *(operand.within or ())):
+    for size in (*operand.shape, *(operand.within or ()), *(operand.strides or ())):
         check_expr(size, symbols, place)
     if operand.within is not None and len(operand.within) != len(operand.shape):
         raise VerifyError(1, place, "`within` must have the rank of `shape`")
+    if operand.strides is not None:
+        if operand.within is not None or operand.order is not None:
+            raise VerifyError(1, place, "it has strides, and so neither `within` nor `order`")
+        if len(operand.strides) != len(operand.shape):
+            raise VerifyError(1, place, "`strides` must have the rank of `shape`")
+        if not -1 <= operand.stick < len(operand.shape):
+            raise VerifyError(1, place, f"no dim {operand.stick} can lie on the stick")
+    elif operand.stick != -1:
+        raise VerifyError(1, place, "`stick` is for operands with strides")
     if operand.role in (Role.SCRATCH, Role.CONST):
         if operand.offset < 0 or operand.offset % STICK_BYTES:
             raise VerifyError(2, place, f"offset {operand.offset} is no multiple of 128")

@@ -34,7 +34,7 @@ def _layout(operand: Operand, symbols: Mapping[str, int | float] | None) -> Oper
 
 def element_addresses(layout: OperandLayout) -> Array:
     """Byte offset of every element, int64, in the operand's shape."""
-    eps, size = layout.layout.elements_per_stick, layout.layout.format.bytes
+    eps, size = layout.format.elements_per_stick, layout.format.bytes
     rank = len(layout.shape)
     out = np.zeros([1] * rank, dtype=np.int64)
     for dim, (count, stride) in enumerate(zip(layout.shape, layout.strides, strict=True)):

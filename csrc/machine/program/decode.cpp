@@ -136,7 +136,17 @@ class Decoder {
       operand.format = static_cast<Format>(r_.code("operand format", kFormatCount));
       operand.shape = shape("operand shape");
       const size_t rank = operand.shape.size();
-      operand.has_within = r_.flag("operand within");
+      const uint64_t way = r_.code("operand within", 3);
+      operand.has_within = way == 1;
+      operand.has_strides = way == 2;
+      if (operand.has_strides) {
+        operand.strides = shape("operand strides");
+        operand.stick = r_.s("operand stick");
+        if (operand.strides.size() != rank || operand.stick < -1 ||
+            operand.stick >= static_cast<int64_t>(rank)) {
+          r_.fail("operand strides: one for each dim of the shape, and a dim of it on the stick");
+        }
+      }
       if (operand.has_within) {
         operand.within = shape("operand within");
         if (operand.within.size() != rank) {

@@ -149,6 +149,9 @@ struct Operand {
   std::vector<Expr> shape, within;  // within empty: as shape
   bool has_within = false, has_order = false;
   std::vector<int> order;
+  bool has_strides = false;   // the layout is given outright:
+  std::vector<Expr> strides;  // bytes a step of each dim; of the stick dim a stick
+  int64_t stick = -1;
   uint64_t offset;
 };
 struct Value {
