@@ -94,7 +94,8 @@ class Operand:
     the launch's dynamic region; CONST: in the program's `data`; else 0.
 
     Or the layout is given outright, and `within` and `order` are not: `strides` are the bytes a
-    step of each dim (of dim `stick`: a stick), multiples of 128, 0 for a dim that does not move; `stick`
+    step of each dim (of dim `stick`: a stick), multiples of 128, 0 for a dim that does not move;
+    `stick`
     is the dim on the stick, -1 for one element a stick. So any affine view of a storage is an
     operand. Elements of what is stored must lie apart.
     """
