@@ -9,8 +9,7 @@ from openspyre.compiler.view import View
 
 
 @lowers(
-    "aten.alias", "aten.detach", "aten.real", "aten.conj", "aten._conj", "aten.positive",
-    "aten.resolve_conj", "aten.resolve_neg", "aten.lift_fresh", "aten.lift", "prims.view_of",
+    "aten.real", "aten.conj", "aten._conj", "aten.positive", "aten.lift", "prims.view_of",
     "prims.conj", "prims.real",
 )  # fmt: skip
 def alias(b: GraphBuilder, self: View) -> View:
@@ -24,8 +23,7 @@ def alias_on(b: GraphBuilder, self: View, *rest: object) -> View:
     return self
 
 
-@lowers("aten.clone", "aten.lift_fresh_copy", "aten.alias_copy", "aten.detach_copy",
-        "aten.conj_physical", "prims.clone", "prims.conj_physical")  # fmt: skip
+@lowers("aten.clone", "aten.conj_physical", "prims.clone", "prims.conj_physical")
 def clone(b: GraphBuilder, self: View) -> View:
     return b.copy(self)
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
@@ -58,13 +59,9 @@ class Entry:
 
 
 _TABLE: dict[str, Entry] = {}
+CLASHES: list[str] = []
+"""Operations that two modules lower; the first has it. A test holds this empty."""
 _OVERRIDES: dict[str, Resolved] = {}
-_MODULES = (
-    "pointwise", "special", "activations", "compare", "casts", "reduce", "create", "randoms",
-    "foreach", "loss", "views", "index", "scatter", "sort", "matmul", "conv", "pool", "norm",
-    "attention", "pad", "shape", "fused",
-)  # fmt: skip
-"""Modules of lowerings in this package; those that exist are loaded at the first question."""
 
 
 def lowers(*names: str, draws: Draws | None = None) -> Callable[[Function], Function]:
@@ -74,8 +71,10 @@ def lowers(*names: str, draws: Draws | None = None) -> Callable[[Function], Func
     def note(function: Function) -> Function:
         for name in names:
             full = name if name.count(".") == 2 else f"{name}.default"
-            if full in _TABLE:
-                raise ValueError(f"{full} has a lowering already")
+            held = _TABLE.get(full)
+            if held is not None and held.function.__module__ != function.__module__:
+                CLASHES.append(f"{full}: {held.function.__module__}, {function.__module__}")
+                continue
             _TABLE[full] = Entry(function, draws)
         return function
 
@@ -90,10 +89,10 @@ def resolves(name: str, functional: str, written: Mapping[str, int]) -> None:
 
 @functools.cache
 def _load() -> None:
-    for module in _MODULES:
-        full = f"{__package__}.{module}"
-        if importlib.util.find_spec(full) is not None:
-            importlib.import_module(full)
+    """Imports every module of this package: each registers its lowerings."""
+    package = importlib.import_module("openspyre.compiler.lower")
+    for module in sorted(found.name for found in pkgutil.iter_modules(package.__path__)):
+        importlib.import_module(f"{package.__name__}.{module}")
 
 
 def names() -> list[str]:
