@@ -222,4 +222,10 @@ def __getattr__(name: str) -> Any:
     # without it a recomputed dropout would draw another mask, and gradients would be wrong.
     if name == "_initialized":
         return is_initialized()
+    # Inductor looks for these at its first compilation and would register them bare; we register
+    # with our own pass instead, and let it find nothing.
+    if name == "Scheduling":
+        from openspyre.compiler.inductor.register import register
+
+        register()
     raise AttributeError(f"module 'torch.spyre' has no attribute {name!r}")

@@ -1,0 +1,370 @@
+"""The FX pass that turns the device's part of a post-grad graph into regions.
+
+Runs as the device's custom pass at the end of Inductor's post-grad passes, on the functional ATen
+graph. Nodes that have a lowering (openspyre/compiler/lower) are grouped into as few regions as
+their dependencies on other nodes allow, usually one; each region becomes one call of
+`openspyre::region`, which Inductor's wrapper makes like any operation. What has no lowering stays
+where it is and is made a fallback of Inductor's for this device only.
+
+May import torch._inductor; nothing outside this folder may.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch._inductor.custom_graph_pass import CustomGraphModulePass
+from torch.fx import GraphModule, Node
+
+from openspyre.compiler.inductor import fallbacks, regions
+from openspyre.compiler.inductor.symbols import Symbols, Untranslatable
+from openspyre.compiler.lower.registry import dtype_name, full_name, has_lowering
+from openspyre.compiler.traced import Call, Result, SizeText, TensorFacts, TracedRegion
+
+DEVICE = "spyre"
+
+VIEWS = frozenset(
+    f"aten.{name}"
+    for name in (
+        "view.default", "_unsafe_view.default", "reshape.default", "permute.default", "t.default",
+        "transpose.int", "expand.default", "squeeze.dim", "squeeze.dims", "squeeze.default",
+        "unsqueeze.default", "select.int", "slice.Tensor", "alias.default", "detach.default",
+        "as_strided.default", "diagonal.default", "unfold.default", "split.Tensor",
+        "split_with_sizes.default", "unbind.int",
+    )
+)  # fmt: skip
+"""Operations that move no element; a group of nothing else is left to Inductor."""
+
+
+class RegionPass(CustomGraphModulePass):
+    """See the module."""
+
+    def __call__(self, gm: GraphModule) -> None:
+        capture(gm)
+
+    def uuid(self) -> Any:
+        """Part of the key of Inductor's cache: what this pass gives follows from the compiler."""
+        from openspyre.compiler.cache import compiler_version
+
+        return f"openspyre-{compiler_version()}"
+
+
+def capture(gm: GraphModule) -> list[TracedRegion]:
+    """Replaces the device's nodes of `gm` by calls of regions; gives the regions."""
+    keep_views_outside(gm)
+    made = []
+    for number, nodes in enumerate(groups(gm)):
+        if all(_is_view(node) for node in nodes):
+            continue
+        made.append(_replace(gm, nodes, number))
+    for node in gm.graph.nodes:
+        if node.op == "call_function" and _touches_device(node) and not _is_view(node):
+            fallbacks.allow(node.target)
+    gm.graph.lint()
+    gm.recompile()
+    return made
+
+
+# --- which nodes
+
+
+def tensors_of(value: Any) -> Iterator[torch.Tensor]:
+    """The tensors in a node's value."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from tensors_of(item)
+
+
+def _touches_device(node: Node) -> bool:
+    values = [node.meta.get("val"), *(n.meta.get("val") for n in node.all_input_nodes)]
+    return any(t.device.type == DEVICE for value in values for t in tensors_of(value))
+
+
+def _is_view(node: Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and full_name(node.target) in VIEWS
+
+
+def _is_small_constant(node: Node) -> bool:
+    """A number as a tensor: the usual way scalars enter a graph, on the CPU."""
+    value = node.meta.get("val")
+    if not isinstance(value, torch.Tensor) or value.dim() != 0:
+        return False
+    return node.target in (torch.ops.aten.full.default, torch.ops.aten.scalar_tensor.default)
+
+
+def supported(node: Node) -> bool:
+    """Whether the node can be part of a region."""
+    if node.op != "call_function":
+        return False
+    if node.target is operator.getitem:
+        return _supported_source(node.args[0])
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return False
+    name = full_name(node.target)
+    if name == "aten.copy_.default":
+        dst = node.args[0]
+        return isinstance(dst, Node) and dst.op == "placeholder" and _on_device(node)
+    if not has_lowering(name) or node.target._schema.is_mutable:
+        return False
+    if _is_small_constant(node) and not _on_device(node):
+        return all(supported(user) for user in node.users)
+    if not _on_device(node):
+        return False
+    outputs = list(tensors_of(node.meta.get("val")))
+    if any(_empty(t) for t in outputs):
+        return False
+    for source in node.all_input_nodes:
+        value = source.meta.get("val")
+        if isinstance(value, torch.SymFloat | torch.SymBool):
+            return False
+        for tensor in tensors_of(value):
+            if tensor.device.type != DEVICE and not (
+                _is_small_constant(source) and has_lowering(full_name(source.target))  # type: ignore[arg-type]
+            ):
+                return False
+            if _empty(tensor):
+                return False
+    try:
+        facts_of(node.meta["val"], Symbols())
+    except Untranslatable:
+        return False
+    return regions.lowerable(node)
+
+
+def _supported_source(source: Any) -> bool:
+    return isinstance(source, Node) and supported(source)
+
+
+def _on_device(node: Node) -> bool:
+    outputs = list(tensors_of(node.meta.get("val")))
+    return bool(outputs) and all(t.device.type == DEVICE for t in outputs)
+
+
+def _empty(tensor: torch.Tensor) -> bool:
+    return any(isinstance(size, int) and size == 0 for size in tensor.shape)
+
+
+def keep_views_outside(gm: GraphModule) -> None:
+    """Outputs that are views of placeholders get a chain of view nodes of their own, which stays
+    outside of regions: the caller gets a view, and nothing is copied."""
+    output = next(node for node in reversed(gm.graph.nodes) if node.op == "output")
+    copies: dict[Node, Node] = {}
+
+    def root(node: Node) -> Node | None:
+        while node.op == "call_function" and _is_view(node):
+            source = node.args[0]
+            if not isinstance(source, Node):
+                return None
+            node = source
+        return node if node.op == "placeholder" else None
+
+    def copied(node: Node) -> Node:
+        if node.op == "placeholder":
+            return node
+        if node not in copies:
+            source = copied(node.args[0])  # type: ignore[arg-type]
+            with gm.graph.inserting_before(output):
+                made = gm.graph.node_copy(node, lambda n: source if n is node.args[0] else n)
+            made.meta["openspyre_outside"] = True
+            copies[node] = made
+        return copies[node]
+
+    for node in list(output.all_input_nodes):
+        if node.op == "call_function" and _is_view(node) and root(node) is not None:
+            made = copied(node)
+            output.replace_input_with(node, made)
+    gm.graph.eliminate_dead_code()
+
+
+def groups(gm: GraphModule) -> list[list[Node]]:
+    """The regions: sets of supported nodes, in order, of which none depends on itself through a
+    node outside. Writes to inputs come last, after every reader."""
+    level: dict[Node, int] = {}
+    good: dict[Node, bool] = {}
+    writes: list[Node] = []
+    last = 0
+    for node in gm.graph.nodes:
+        good[node] = not node.meta.get("openspyre_outside") and supported(node)
+        here = 0
+        for source in node.all_input_nodes:
+            outside = source.op == "call_function" and not good[source]
+            here = max(here, level[source] + (1 if good[node] and outside else 0))
+        level[node] = here
+        if node.op == "output":
+            continue
+        if node.target is torch.ops.aten.copy_.default and good[node]:
+            writes.append(node)
+            continue
+        last = max(last, here + (1 if node.op == "call_function" and not good[node] else 0))
+    for node in writes:
+        level[node] = max(last, level[node])
+    found: dict[int, list[Node]] = {}
+    for node in gm.graph.nodes:
+        if good[node]:
+            found.setdefault(level[node], []).append(node)
+    return [found[key] for key in sorted(found)]
+
+
+# --- one region
+
+
+def facts_of(tensor: torch.Tensor, symbols: Symbols) -> TensorFacts:
+    """What a region needs to know of a tensor. Raises Untranslatable."""
+    name = dtype_name(tensor.dtype)
+    assert name is not None
+    return TensorFacts(
+        name,
+        [symbols.text(size) for size in tensor.shape],
+        [symbols.text(stride) for stride in tensor.stride()],
+    )
+
+
+def _source_line(node: Node) -> str:
+    trace = node.meta.get("stack_trace") or ""
+    lines = [line.strip() for line in trace.splitlines() if line.strip()]
+    return " | ".join(lines[-2:])
+
+
+def _replace(gm: GraphModule, nodes: Sequence[Node], number: int) -> TracedRegion:
+    inside = set(nodes)
+    symbols = Symbols()
+    written = [n.args[0] for n in nodes if n.target is torch.ops.aten.copy_.default]
+    read: list[Node] = []
+    for node in nodes:
+        for source in node.all_input_nodes:
+            value = source.meta.get("val")
+            if source in inside or source in written or source in read:
+                continue
+            if isinstance(value, torch.Tensor):
+                read.append(source)
+    inputs = [*read, *written]
+    values: dict[Node, int] = {node: i for i, node in enumerate(inputs)}  # type: ignore[misc]
+    calls: list[Call] = []
+    stores: list[tuple[int, int]] = []  # (value, input)
+
+    def encode(argument: Any) -> Any:
+        if isinstance(argument, Node):
+            value = argument.meta.get("val")
+            if isinstance(value, torch.SymInt | int) and not isinstance(value, bool):
+                return _size(symbols.text(value))
+            return {"n": values[argument]}
+        if isinstance(argument, torch.SymInt):
+            return _size(symbols.text(argument))
+        if isinstance(argument, torch.dtype):
+            return {"d": dtype_name(argument)}
+        if isinstance(argument, (list, tuple)):
+            return [encode(item) for item in argument]
+        if argument is None or isinstance(argument, bool | int | float | str):
+            return argument
+        if isinstance(argument, torch.device | torch.layout | torch.memory_format):
+            return None
+        raise Untranslatable(f"argument {argument!r}")
+
+    for node in nodes:
+        if node.target is torch.ops.aten.copy_.default:
+            into = values[node.args[0]]  # type: ignore[index]
+            stores.append((values[node.args[1]], into))  # type: ignore[index]
+            values[node] = into
+            continue
+        values[node] = len(inputs) + len(calls)
+        if node.target is operator.getitem:
+            source, which = node.args
+            calls.append(Call("getitem", [{"n": values[source]}, which]))  # type: ignore[index]
+            continue
+        name = full_name(node.target)  # type: ignore[arg-type]
+        kwargs = {k: encode(v) for k, v in node.kwargs.items() if k not in _SILENT}
+        calls.append(Call(name, [encode(a) for a in node.args], kwargs, _source_line(node)))
+    leaving = [
+        node
+        for node in nodes
+        if node.target is not torch.ops.aten.copy_.default
+        and any(user not in inside for user in node.users)
+        and isinstance(node.meta.get("val"), torch.Tensor)
+    ]
+    results = [Result(values[n], facts_of(n.meta["val"], symbols)) for n in leaving]
+    for value, into in stores:
+        facts = facts_of(inputs[into].meta["val"], symbols)  # type: ignore[union-attr]
+        results.append(Result(value, facts, into))
+    region = TracedRegion(
+        f"region{number}",
+        [facts_of(n.meta["val"], symbols) for n in inputs],  # type: ignore[union-attr]
+        calls,
+        results,
+        symbols.symbols(),
+    )
+    key = regions.register(region)
+    _call(gm, nodes, key, read, written, symbols, leaving)  # type: ignore[arg-type]
+    return region
+
+
+_SILENT = ("device", "layout", "pin_memory", "memory_format", "non_blocking", "generator")
+
+
+def _size(text: SizeText) -> Any:
+    return text if isinstance(text, int) else {"s": text}
+
+
+def _call(
+    gm: GraphModule,
+    nodes: Sequence[Node],
+    key: str,
+    read: Sequence[Node],
+    written: Sequence[Node],
+    symbols: Symbols,
+    leaving: Sequence[Node],
+) -> None:
+    """Puts the call in the place of the region's nodes: before the first node that uses one of its
+    results, after everything it reads."""
+    graph = gm.graph
+    order = {node: i for i, node in enumerate(graph.nodes)}
+    inside = set(nodes)
+    sizes = symbols.nodes(gm)
+    after = max(
+        (order[n] for n in (*read, *written, *(s for s in sizes if isinstance(s, Node)))),
+        default=-1,
+    )
+    anchor = next(
+        n for n in graph.nodes if order[n] > after and n.op != "placeholder" and n not in inside
+    )
+    users = [order[u] for n in leaving for u in n.users if u not in inside]
+    if users and order[anchor] > min(users):
+        _hoist(graph, order, anchor, min(users), inside)
+    with graph.inserting_before(anchor):
+        call = graph.call_function(
+            torch.ops.openspyre.region.default, (key, list(read), list(written), sizes)
+        )
+        call.meta["val"] = [n.meta["val"] for n in leaving]
+        for number, node in enumerate(leaving):
+            item = graph.call_function(operator.getitem, (call, number))
+            item.meta.update(node.meta)
+            node.replace_all_uses_with(item, delete_user_cb=lambda user: user not in inside)
+    for node in reversed(list(nodes)):
+        if node.target is torch.ops.aten.copy_.default:
+            node.replace_all_uses_with(node.args[0])  # type: ignore[arg-type]
+        graph.erase_node(node)
+
+
+def _hoist(
+    graph: torch.fx.Graph, order: dict[Node, int], anchor: Node, first: int, inside: set[Node]
+) -> None:
+    """Moves the nodes outside the region that use its results, and lie before the place of its
+    call, behind that place; their order among themselves stays."""
+    late: set[Node] = set()
+    moved = []
+    for node in list(graph.nodes):
+        if node in inside or not first <= order[node] < order[anchor]:
+            continue
+        if any(source in inside or source in late for source in node.all_input_nodes):
+            late.add(node)
+            moved.append(node)
+    for node in moved:
+        anchor.prepend(node)
+    if moved:
+        # The call goes before the first of them.
+        marker = moved[0]
+        order[anchor] = order[marker]
