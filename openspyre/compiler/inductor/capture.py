@@ -273,8 +273,8 @@ def _replace(gm: GraphModule, nodes: Sequence[Node], number: int) -> TracedRegio
             continue
         values[node] = len(inputs) + len(calls)
         if node.target is operator.getitem:
-            source, which = node.args
-            calls.append(Call("getitem", [{"n": values[source]}, which]))  # type: ignore[index]
+            whole, which = node.args
+            calls.append(Call("getitem", [{"n": values[whole]}, which]))  # type: ignore[index]
             continue
         name = full_name(node.target)  # type: ignore[arg-type]
         kwargs = {k: encode(v) for k, v in node.kwargs.items() if k not in _SILENT}

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+import openspyre.device as spyre
 from openspyre.compiler.lower.registry import full_name
 from openspyre.compiler.traced import Result, SizeText, TracedRegion
 
@@ -101,7 +102,7 @@ def _fake(
     region = region_of(key)
     symbols = {s.name: v for s, v in zip(region.symbols, sizes, strict=True)}
     tensors = [*inputs, *written]
-    device = tensors[0].device if tensors else torch.device(DEVICE, torch.spyre.current_device())
+    device = tensors[0].device if tensors else torch.device(DEVICE, spyre.current_device())
     return [
         torch.empty_strided(
             [evaluate(s, symbols) for s in r.facts.sizes],
@@ -120,7 +121,7 @@ def _run(
     from openspyre.compiler.runner import Runner
 
     tensors = [*inputs, *written]
-    index = tensors[0].get_device() if tensors else torch.spyre.current_device()
+    index = tensors[0].get_device() if tensors else spyre.current_device()
     runner = _runners.get((key, index))
     if runner is None:
         runner = _runners[key, index] = Runner(region_of(key), index)

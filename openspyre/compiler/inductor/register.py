@@ -18,8 +18,9 @@ from torch._inductor.codegen.common import (
 )
 from torch._inductor.codegen.wrapper import PythonWrapperCodegen
 from torch._inductor.codegen.wrapper_fxir import WrapperFxCodegen
-from torch._inductor.scheduler import BaseScheduling, BaseSchedulerNode
+from torch._inductor.scheduler import BaseSchedulerNode, BaseScheduling
 
+import openspyre.device as spyre
 from openspyre.compiler.inductor import regions  # noqa: F401  (defines openspyre::region)
 from openspyre.compiler.inductor.capture import RegionPass
 
@@ -93,59 +94,59 @@ class Interface(DeviceInterface):  # type: ignore[misc]
 
         @staticmethod
         def set_device(device: int) -> None:
-            torch.spyre.set_device(device)
+            spyre.set_device(device)
 
         @staticmethod
         def current_device() -> int:
-            return int(torch.spyre.current_device())
+            return int(spyre.current_device())
 
         @staticmethod
         def get_device_properties(device: torch.types.Device = None) -> Any:
-            return torch.spyre.get_device_properties(device)
+            return spyre.get_device_properties(device)
 
     @staticmethod
     def current_device() -> int:
-        return int(torch.spyre.current_device())
+        return int(spyre.current_device())
 
     @staticmethod
     def set_device(device: torch.types.Device) -> None:
-        torch.spyre.set_device(device)
+        spyre.set_device(device)
 
     @staticmethod
     def exchange_device(device: int) -> int:
-        before = int(torch.spyre.current_device())
-        torch.spyre.set_device(device)
+        before = int(spyre.current_device())
+        spyre.set_device(device)
         return before
 
     maybe_exchange_device = exchange_device
 
     @staticmethod
     def device_count() -> int:
-        return int(torch.spyre.device_count())
+        return int(spyre.device_count())
 
     @staticmethod
     def is_available() -> bool:
-        return bool(torch.spyre.is_available())
+        return bool(spyre.is_available())
 
     @staticmethod
     def stream(stream: torch.Stream) -> Any:
-        return torch.spyre.stream(stream)
+        return spyre.stream(stream)
 
     @staticmethod
     def current_stream() -> torch.Stream:
-        return torch.spyre.current_stream()
+        return spyre.current_stream()
 
     @staticmethod
     def set_stream(stream: torch.Stream) -> None:
-        torch.spyre.set_stream(stream)
+        spyre.set_stream(stream)
 
     @staticmethod
     def get_raw_stream(device_idx: int) -> int:
-        return int(torch.spyre.current_stream(device_idx).stream_id)
+        return int(spyre.current_stream(device_idx).stream_id)
 
     @staticmethod
     def synchronize(device: torch.types.Device = None) -> None:
-        torch.spyre.synchronize(device)
+        spyre.synchronize(device)
 
     @staticmethod
     def get_compute_capability(device: torch.types.Device = None) -> Any:
@@ -157,7 +158,7 @@ class Interface(DeviceInterface):  # type: ignore[misc]
 
     @staticmethod
     def memory_allocated(device: torch.types.Device = None) -> int:
-        return int(torch.spyre.memory_allocated(device))
+        return int(spyre.memory_allocated(device))
 
 
 _registered = False
@@ -170,7 +171,7 @@ def register() -> None:
         return
     _registered = True
     register_interface_for_device(DEVICE, Interface)
-    for index in range(torch.spyre.device_count()):
+    for index in range(spyre.device_count()):
         register_interface_for_device(f"{DEVICE}:{index}", Interface)
     register_device_op_overrides(DEVICE, OpOverrides())
     register_backend_for_device(

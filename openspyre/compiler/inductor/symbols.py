@@ -71,14 +71,15 @@ class Symbols:
 def _placeholder(gm: GraphModule, name: str) -> Node | None:
     """The node whose value is the symbol: an input, or the size of an input."""
     for node in gm.graph.nodes:
-        value = node.meta.get("val")
+        value: Any = node.meta.get("val")
         if isinstance(value, torch.SymInt) and str(value.node.expr) == name:
             return node
     for node in gm.graph.nodes:
         value = node.meta.get("val")
         if node.op != "placeholder" or not isinstance(value, torch.Tensor):
             continue
-        for dim, size in enumerate(value.shape):
+        sizes: list[Any] = list(value.shape)
+        for dim, size in enumerate(sizes):
             if isinstance(size, torch.SymInt) and str(size.node.expr) == name:
                 last = [n for n in gm.graph.nodes if n.op == "placeholder"][-1]
                 with gm.graph.inserting_after(last):
