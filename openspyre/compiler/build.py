@@ -269,12 +269,19 @@ class GraphBuilder:
             Combine.ARGMAX: (EXACT[register], "int64"),
             Combine.ARGMIN: (EXACT[register], "int64"),
         }.get(combine, (EXACT[register],))
+        gone = sorted(dims, reverse=True)
+        if not over:  # nothing to combine
+            made = self.map_many(
+                lambda reg: _alone(combine, f.cast(function(reg), register) if function else reg),
+                view, dtypes=dtypes, compute="bool" if register == "b" else compute, name=name,
+            )  # fmt: skip
+            return made if keepdim else tuple(_dropped(v, gone) for v in made)
         kept = [() if d in dims else box.dims[d] for d in range(view.rank)]
         outs = []
         for dtype in dtypes:
             labels = [label for names in kept for label in names]
-            made = self.tensor(name, [box.labels[label] for label in labels], dtype)
-            outs.append(_View_over(made, labels, kept, box))
+            out = self.tensor(name, [box.labels[label] for label in labels], dtype)
+            outs.append(_View_over(out, labels, kept, box))
         self._add(
             Op(
                 OpKind.REDUCE, self.operation, box.labels, box.accesses,
@@ -283,11 +290,12 @@ class GraphBuilder:
         )  # fmt: skip
         if keepdim:
             return tuple(outs)
-        gone = sorted(dims, reverse=True)
         return tuple(_dropped(v, gone) for v in outs)
 
     def scan(self, combine: Combine, view: View, dim: int, dtype: str) -> View:
         """Running `combine` along `dim`, in dtype `dtype`."""
+        if not view.dims[dim]:
+            return self.copy(view, dtype, "scan")
         view = self._plain(view, dim)
         box = self._box([view], view.shape)
         out = self._result("scan", box, dtype)
@@ -296,8 +304,7 @@ class GraphBuilder:
         self._add(
             Op(
                 OpKind.SCAN, self.operation, box.labels, box.accesses, [box.access_of(out)],
-                body, combine, label=box.dims[dim][0] if box.dims[dim] else None,
-                source=self.source,
+                body, combine, label=box.dims[dim][0], source=self.source,
             )
         )  # fmt: skip
         return out
@@ -378,16 +385,7 @@ class GraphBuilder:
             source = self.contiguous(source)
         indices = [w for w in where if isinstance(w, View)]
         box = self._box(indices, out_shape)
-        # The dims that move with the box must have the box's factors.
-        names: list[tuple[str, ...] | Indirect] = []
-        number = 1
-        for d, w in enumerate(where):
-            if isinstance(w, View):
-                names.append(Indirect(number, source.size(d)))
-                number += 1
-            else:
-                source, box = self._match(source, d, box, w)
-                names.append(box.dims[w])
+        source, box, names = self._matched(source, box, where)
         access = _indexed(source, names)
         out = self._result(name, box, source.dtype)
         body = trace(lambda x, *_: x, [source.tensor.format(self.mode)] + [
@@ -411,15 +409,7 @@ class GraphBuilder:
             target.tensor.role = Role.INOUT
         indices = [w for w in where if isinstance(w, View)]
         box = self._box([value, *indices], value.shape)
-        names: list[tuple[str, ...] | Indirect] = []
-        number = 1
-        for d, w in enumerate(where):
-            if isinstance(w, View):
-                names.append(Indirect(number, target.size(d)))
-                number += 1
-            else:
-                target, box = self._match(target, d, box, w)
-                names.append(box.dims[w])
+        target, box, names = self._matched(target, box, where)
         register = REGISTER[target.dtype]
         body = trace(
             lambda x, *_: typed(x, value.dtype, register),
@@ -457,6 +447,25 @@ class GraphBuilder:
             assert found is not None
             sizes.append(found)
         return Box.make(work, sizes)
+
+    def _matched(
+        self, view: View, box: Box, where: Sequence[Where]
+    ) -> tuple[View, Box, list[tuple[str, ...] | Indirect]]:
+        """Brings the dims of `view` that move with the box to the box's factors; and what indexes
+        each dim."""
+        for _ in range(2):  # a copy on the way makes the dims before it whole again
+            for d, w in enumerate(where):
+                if isinstance(w, int):
+                    view, box = self._match(view, d, box, w)
+        names: list[tuple[str, ...] | Indirect] = []
+        number = 1
+        for d, w in enumerate(where):
+            if isinstance(w, View):
+                names.append(Indirect(number, view.size(d)))
+                number += 1
+            else:
+                names.append(box.dims[w])
+        return view, box, names
 
     def _match(self, view: View, d: int, box: Box, dim: int) -> tuple[View, Box]:
         """Brings dim d of `view` and dim `dim` of the box to the same factors."""
@@ -529,6 +538,17 @@ class GraphBuilder:
 def typed(raw: Reg, dtype: str, register: str) -> Reg:
     """A raw input of dtype `dtype` in register type `register`; bool as truth first."""
     return f.cast(f.cast(raw, "b") if dtype == "bool" else raw, register)
+
+
+def _alone(combine: Combine, x: Reg) -> tuple[Reg, ...]:
+    """The results of a reduction of one element."""
+    if combine in (Combine.ARGMAX, Combine.ARGMIN):
+        return x, x.const("l", 0)
+    if combine is Combine.WELFORD:
+        return x, x * (x - x), x.const("f", 1.0)
+    if combine is Combine.SUM:
+        return (x + 0,)  # a sum starts from +0
+    return (x,)
 
 
 def _indexer(maker: Reg, box: Box) -> Callable[[int], Reg]:
