@@ -18,11 +18,12 @@ import torch
 
 from openspyre.compiler.build import REGISTER, GraphBuilder, Scalar
 from openspyre.compiler.errors import Unsupported
-from openspyre.compiler.sizes import Size
+from openspyre.compiler.sizes import Size, known
 from openspyre.compiler.view import View
 from openspyre.formats import format_for
 from openspyre.program import body as f
 from openspyre.program.body import Reg
+from openspyre.program.expr import Binary, Var
 
 HALVES = ("float16", "bfloat16")
 FLOATS = ("float16", "bfloat16", "float32", "float8_e4m3fn", "float8_e5m2")
@@ -243,3 +244,26 @@ def pointwise_many(
         return function(*ready)
 
     return b.map_many(inner, *values, dtypes=tuple(results), shape=shape)
+
+
+def size_register(maker: Reg, size: Size) -> Reg:
+    """A size as an int64 register: a constant, or computed from the launch's size symbols."""
+    number = known(size)
+    if number is not None:
+        return maker.const("l", number)
+    if isinstance(size, Var):
+        return maker.scalar(size.name, "l")
+    if isinstance(size, Binary):
+        left, right = size_register(maker, size.left), size_register(maker, size.right)
+        match size.op:
+            case "+":
+                return left + right
+            case "-":
+                return left - right
+            case "*":
+                return left * right
+            case "//":
+                return left // right
+            case "%":
+                return left % right
+    raise Unsupported("sizes", str(size), "no unit computes this expression")
