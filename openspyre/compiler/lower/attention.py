@@ -2,7 +2,7 @@
 
 Scores and softmax are float32 within the operation; the probabilities are rounded to the operands'
 dtype for the second product, as flash kernels do. A row whose keys are all masked is zero. Grouped
-queries share keys and values without a copy: the group is a dim that the product's right side lacks.
+queries share keys and values without a copy: the group is a dim that the right side lacks.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ They write a new tensor piece by piece: that moves least, and every piece is a p
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -118,12 +119,12 @@ def edged(
     low, high = outermost(numbers(pads, b, "a pad"), x.rank)
     for d in range(x.rank):
         before, after = max(low[d], 0), max(high[d], 0)
-        middle = x
+        parts = [side(x, d, before, False)] if before else []
         if low[d] < 0 or high[d] < 0:
             size = number(x.size(d), b, "a padded dim") + min(low[d], 0) + min(high[d], 0)
-            middle = piece(b, x, d, -min(low[d], 0), size)
-        parts = [side(x, d, before, False)] if before else []
-        parts += [middle]
+            parts += [piece(b, x, d, -min(low[d], 0), size)] if size > 0 else []
+        else:
+            parts.append(x)
         parts += [side(x, d, after, True)] if after else []
         x = join(b, parts, d)
     return x
@@ -175,7 +176,7 @@ def _pad_backward(b: GraphBuilder, grad: View, x: View, pads: Sequence[Size], mi
             )
         cuts = sorted({0, size, *(c for at, n, _ in more for c in (at, at + n))})
         parts = []
-        for begin, end in zip(cuts, cuts[1:], strict=False):
+        for begin, end in itertools.pairwise(cuts):
             part = piece(b, core, d, begin, end - begin)
             here = [
                 piece(b, g, d, begin - at, end - begin)

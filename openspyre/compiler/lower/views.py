@@ -8,6 +8,7 @@ stores into its tensor, copies it before.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 from openspyre.compiler.build import GraphBuilder
@@ -262,7 +263,7 @@ def tensor_split_at(b: GraphBuilder, x: View, indices: Sequence[Size], dim: int 
     dim = wrap(dim, x.rank)
     whole = number(x.size(dim), b, "a split dim")
     at = [0, *numbers(indices, b, "the indices of a split"), whole]
-    spans = [slice(low, high).indices(whole)[:2] for low, high in zip(at, at[1:], strict=False)]
+    spans = [slice(low, high).indices(whole)[:2] for low, high in itertools.pairwise(at)]
     return [piece(b, x, dim, low, max(high - low, 0)) for low, high in spans]
 
 
