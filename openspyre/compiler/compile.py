@@ -52,7 +52,7 @@ class Region:
                 if isinstance(step, ProgramStep)
                 else [step.source.tensor, step.target.tensor]
             )
-            for tensor in tensors:
+            for tensor in (t.memory for t in tensors):
                 if tensor.role is Role.TEMP and tensor not in found:
                     found.append(tensor)
         return found

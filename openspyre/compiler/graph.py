@@ -54,10 +54,31 @@ class Role(Enum):
 
 
 @dataclass(eq=False)
+class Alias:
+    """A second way to address the elements of tensor `of`, made by legalize where an op walks them
+    in steps or diagonally: `index` gives for each dim of `of` an index that is affine in the
+    alias's own dims, which are named "d0", "d1", ..; `offset` is the alias's base in bytes from
+    that of `of`, and the alias's own Place has the strides that follow."""
+
+    of: Tensor
+    index: tuple[Affine, ...]
+    offset: Size = 0
+
+
+@dataclass(eq=False)
 class Tensor:
     """A buffer of a graph: dims that are addressed one by one, never merged. `dtype` is torch's
     name. `place` is given for arguments (how they lie when the launch begins), and chosen by the
-    layout pass for temps and outputs without one."""
+    layout pass for temps and outputs without one.
+
+    A tensor with an `alias` has no memory of its own: an operand that is bound to the memory of
+    `alias.of` (never an alias itself) at `alias.offset`. Its role says how its one or more ops use
+    it: INPUT is only read, OUTPUT written completely, INOUT in part. It is no launch argument, and
+    always lives in LPDDR5, as `alias.of` does. A kernel that writes one of a tensor and its aliases
+    must use no other of them.
+
+    `host`: for an OUTPUT whose place the layout pass chose, its shape and Place as it was declared,
+    before passes split or merged its dims: what the launch allocates."""
 
     name: str
     shape: tuple[Size, ...]
@@ -65,6 +86,13 @@ class Tensor:
     role: Role = Role.TEMP
     place: Place | None = None
     data: np.ndarray | None = None  # CONST: the values
+    alias: Alias | None = None
+    host: tuple[tuple[Size, ...], Place] | None = None
+
+    @property
+    def memory(self) -> Tensor:
+        """The tensor whose memory it is: itself, or what it is an alias of."""
+        return self.alias.of if self.alias is not None else self
 
     @property
     def numel(self) -> Size:
@@ -77,6 +105,9 @@ class Tensor:
     def __str__(self) -> str:
         sizes = ", ".join(map(str, self.shape))
         where = f" at {self.place}" if self.place else ""
+        if self.alias is not None:
+            index = ", ".join(map(str, self.alias.index))
+            where += f" = {self.alias.of.name}[{index}] + {self.alias.offset} bytes"
         return f"{self.name}: {self.role.value} {self.dtype} [{sizes}]{where}"
 
 
@@ -245,7 +276,8 @@ class Graph:
     @property
     def arguments(self) -> list[Tensor]:
         """The tensors a launch passes, in their order in `tensors`."""
-        return [t for t in self.tensors if t.role in (Role.INPUT, Role.INOUT, Role.OUTPUT)]
+        given = (Role.INPUT, Role.INOUT, Role.OUTPUT)
+        return [t for t in self.tensors if t.role in given and t.alias is None]
 
     def hint(self, size: Size) -> int:
         """A number for a size: itself, or its value under the symbols' hints."""
@@ -264,10 +296,14 @@ class Graph:
         return size.evaluate({s.name: s.maximum for s in self.symbols.values()})
 
     def readers(self, tensor: Tensor) -> list[Op]:
-        return [op for op in self.ops if any(a.tensor is tensor for a in op.inputs)]
+        """The ops that read its memory, through an alias too."""
+        at = tensor.memory
+        return [op for op in self.ops if any(a.tensor.memory is at for a in op.inputs)]
 
     def writers(self, tensor: Tensor) -> list[Op]:
-        return [op for op in self.ops if any(a.tensor is tensor for a in op.outputs)]
+        """The ops that write its memory, through an alias too."""
+        at = tensor.memory
+        return [op for op in self.ops if any(a.tensor.memory is at for a in op.outputs)]
 
     def to_text(self) -> str:
         """The graph for people, one line a tensor and an op."""

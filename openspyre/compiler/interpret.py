@@ -17,13 +17,23 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from openspyre.compiler.errors import CompileError
-from openspyre.compiler.graph import Access, Affine, Graph, Indirect, Op, OpKind, Role, Tensor
-from openspyre.compiler.sizes import Size
+from openspyre.compiler.graph import (
+    Access,
+    Affine,
+    Graph,
+    IndexOf,
+    Indirect,
+    Op,
+    OpKind,
+    Role,
+    Tensor,
+)
+from openspyre.compiler.sizes import Size, plus, times
 from openspyre.formats import Format, Numerics
 from openspyre.program.model import Body
 from openspyre.program.ops import LANE_ACCUMULATORS, Combine
@@ -113,7 +123,8 @@ class _Run:
             raise ValueError(f"{graph.name}: no value for symbol {missing[0]}")
         self.stores: dict[int, _Store] = {}
         for tensor in graph.tensors:
-            self._make(tensor, tensors)
+            if tensor.alias is None:
+                self._make(tensor, tensors)
 
     def _make(self, tensor: Tensor, given: Mapping[str, Array]) -> None:
         format = tensor.format(self.graph.mode)
@@ -138,6 +149,8 @@ class _Run:
             self.op(op)
         out = {}
         for tensor in self.graph.tensors:
+            if tensor.alias is not None:
+                continue
             store = self.stores[id(tensor)]
             if tensor.role is Role.OUTPUT and store.written is not None:
                 raise CompileError(f"{tensor}: not every element of it is written")
@@ -158,6 +171,12 @@ class _Run:
     # --- ops
 
     def op(self, op: Op) -> None:
+        if any(a.tensor.alias is not None for a in (*op.inputs, *op.outputs)):
+            op = replace(
+                op,
+                inputs=[unaliased(a) for a in op.inputs],
+                outputs=[unaliased(a) for a in op.outputs],
+            )
         sizes = tuple(self.number(s) for s in op.labels.values())
         box = _Box(op, tuple(op.labels), sizes, self.symbols)
         run = {
@@ -427,6 +446,32 @@ class _Run:
     def seal(self, store: _Store) -> None:
         if store.written is not None and store.written.all():
             store.written = None
+
+
+def unaliased(access: Access) -> Access:
+    """An access of an alias as one of the tensor behind it. CompileError for an Indirect index on
+    a dim of the alias that does not alone move one dim."""
+    alias = access.tensor.alias
+    if alias is None:
+        return access
+    own = {f"d{d}": index for d, index in enumerate(access.index)}
+    made: list[IndexOf] = []
+    for outer in alias.index:
+        moved = [own[name] for name in outer.labels]
+        if any(isinstance(i, Indirect) for i in moved):
+            if outer.single is None or outer.offset != 0:
+                raise CompileError(f"{access}: indexes a dim of an alias that moves otherwise")
+            made.append(moved[0])
+            continue
+        terms: dict[str, Size] = {}
+        offset = outer.offset
+        for (_, by), inner in zip(outer.terms, moved, strict=True):
+            assert isinstance(inner, Affine)
+            offset = plus(offset, times(by, inner.offset))
+            for label, c in inner.terms:
+                terms[label] = plus(terms.get(label, 0), times(by, c))
+        made.append(Affine(tuple(terms.items()), offset))
+    return Access(alias.of, tuple(made))
 
 
 def _host(values: Array, dtype: str) -> Array:

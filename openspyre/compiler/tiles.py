@@ -72,7 +72,7 @@ def outside(ops: list[Op], graph_ops: list[Op]) -> tuple[list[Tensor], frozenset
     kept = []
     for tensor in written:
         used = any(
-            any(a.tensor is tensor for a in (*op.inputs, *op.outputs))
+            any(a.tensor.memory is tensor.memory for a in (*op.inputs, *op.outputs))
             for op in graph_ops
             if id(op) not in inside
         )
