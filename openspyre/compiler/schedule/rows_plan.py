@@ -1,6 +1,6 @@
 """The plan of a rows kernel: which labels are loops, which are whole in a tile, what lies in LX.
 
-Labels along which every op of the kernel is parallel are *outer*: split over cores and taken tile
+Labels along which every op that has them is parallel are *outer*: split over cores and taken tile
 by tile. The others are *inner*: a tile holds them whole, so that a row is loaded once, however many
 reductions and maps run over it. Only when that does not fit LX are inner labels *chunked*: the ops
 run in passes over the chunks, one for every reduction that something after it waits for, and what a
@@ -156,12 +156,8 @@ def analyse(kernel: Kernel, graph: Graph) -> Plan:
         for label, size in op.labels.items():
             if sizes.setdefault(label, size) != size:
                 raise CompileError(f"{kernel.name}: label {label} is {sizes[label]} and {size}")
-    outer = [
-        label
-        for label in sizes
-        if all(label in op.labels and label in op.parallel for op in ops)
-        and all(label in a.labels for op in ops for a in op.outputs)
-    ]
+    given = {id(t) for t in kernel.arguments}
+    outer = outer_labels(ops, given)
     inner: list[str] = []
     for op in ops:
         inner += [label for label in op.reduced if label not in inner]
@@ -172,7 +168,6 @@ def analyse(kernel: Kernel, graph: Graph) -> Plan:
                 f"{kernel.name}: the size of label {label}, which a tile must hold whole, is"
                 f" {sizes[label]}; only sizes of parallel labels may be symbols"
             )
-    given = {id(t) for t in kernel.arguments}
     plan = Plan(graph, ops, sizes, outer, inner, {}, {}, {}, {}, [], {}, {}, {})
     lane = _lane(plan, given)
     made: set[int] = set()
@@ -186,6 +181,19 @@ def analyse(kernel: Kernel, graph: Graph) -> Plan:
         made |= {id(a.tensor) for a in op.outputs}
     _units(plan)
     return plan
+
+
+def outer_labels(ops: Sequence[Op], given: set[int]) -> list[str]:
+    """The labels that the ops may share as loops: those along which every op that has them is
+    parallel, and which everything that is stored has. An op without them, whose results stay in LX,
+    is done again in every turn. `given`: the ids of the arguments."""
+    labels = dict.fromkeys(label for op in ops for label in op.labels)
+    return [
+        label
+        for label in labels
+        if all(label in op.parallel for op in ops if label in op.labels)
+        and all(label in a.labels for op in ops for a in op.outputs if id(a.tensor) in given)
+    ]
 
 
 def _argument(access: Access, graph: Graph) -> Box:

@@ -1,0 +1,325 @@
+"""Graph to kernels: which ops become one program phase, in a valid order.
+
+First maps are written into the bodies of their readers (`inline.py`). Then the ops are taken in
+order, and each joins the last group that it may: ops of a "rows" group share loops and hand on
+values in LX, a "matmul" group is a product and the maps on its tile, whatever goes by index, is
+sorted or copied is alone. An op joins only when all that it depends on is in the group or before
+it, when its labels are those of the group, and when the group still fits LX and keeps its cores
+busy. What a group writes it reads in no other way, so that no tile is loaded after its store.
+
+Input: places of all tensors chosen. The ops of the graph are replaced by those of the kernels, with
+labels numbered by kernel. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from openspyre.compiler.errors import CompileError
+from openspyre.compiler.graph import Access, Affine, Graph, Op, OpKind, Role, Tensor
+from openspyre.compiler.options import CompileOptions
+from openspyre.compiler.passes.inline import inline_maps, live, renamed
+from openspyre.compiler.schedule import rows_plan
+from openspyre.compiler.schedule.common import cores_for
+from openspyre.compiler.sizes import Size, known, same
+from openspyre.compiler.tiles import Kernel, outside
+
+_ROWS = (OpKind.MAP, OpKind.REDUCE, OpKind.SCAN)
+_FEW_OPS = 4
+"""With more ops, or a row of more elements than _SHORT_ROW, a group is planned before it grows."""
+_SHORT_ROW = 4096
+_MOST_OPS = 32
+_MOST_LABELS = 8
+_WORTH_CORES = 1 << 20
+"""Bytes from which on a group may not give up cores."""
+
+
+@dataclass(eq=False)
+class Group:
+    """A kernel in the making. `index`: how it first addresses each tensor; `made`: what it
+    writes; `at`: the positions of its ops in the graph."""
+
+    kind: str
+    number: int
+    ops: list[Op] = field(default_factory=list)
+    at: set[int] = field(default_factory=set)
+    index: dict[int, Access] = field(default_factory=dict)
+    made: dict[int, Tensor] = field(default_factory=dict)
+    sizes: dict[str, Size] = field(default_factory=dict)
+    open: bool = True
+
+    def add(self, op: Op, position: int) -> None:
+        self.ops.append(op)
+        self.at.add(position)
+        self.sizes |= op.labels
+        for access in (*op.inputs, *op.outputs):
+            self.index.setdefault(id(access.tensor), access)
+        self.made |= {id(a.tensor): a.tensor for a in op.outputs}
+
+
+@dataclass(eq=False)
+class _Work:
+    """What is known of the graph while it is fused: its ops, and by tensor who reads it."""
+
+    graph: Graph
+    options: CompileOptions
+    ops: list[Op]
+    readers: dict[int, list[int]]
+
+    def given(self, ops: list[Op], at: set[int]) -> set[int]:
+        """The ids of the tensors that a kernel of these ops has as arguments."""
+        made = {id(a.tensor) for op in ops for a in op.outputs}
+        found = set()
+        for tensor in _tensors(ops):
+            key = id(tensor)
+            outside = key not in made or tensor.role is not Role.TEMP
+            if outside or any(r not in at for r in self.readers.get(key, ())):
+                found.add(key)
+        return found
+
+
+def fuse(graph: Graph, options: CompileOptions) -> list[Kernel]:
+    """The kernels of a graph, in order. With `options.fuse` False one for each op."""
+    ops = inline_maps(graph) if options.fuse else live(graph.ops)
+    graph.ops = ops
+    readers: dict[int, list[int]] = {}
+    for position, op in enumerate(ops):
+        for tensor in {id(a.tensor) for a in op.inputs}:
+            readers.setdefault(tensor, []).append(position)
+    work = _Work(graph, options, ops, readers)
+    groups: list[Group] = []
+    home: list[Group] = []  # of each op
+    deps = _dependencies(ops)
+    for position, op in enumerate(ops):
+        group = None
+        if options.fuse and op.kind in _ROWS and not _indirect(op):
+            least = max((home[d].number for d in deps[position]), default=0)
+            for candidate in _candidates(groups, op, least):
+                joined = _join(candidate, op, position, work)
+                if joined is not None:
+                    group, op = candidate, joined
+                    break
+        if group is None:
+            group = Group(_kind(op), len(groups))
+            group.open = op.kind in (*_ROWS, OpKind.MATMUL) and not _indirect(op)
+            groups.append(group)
+        group.add(op, position)
+        home.append(group)
+    kernels = [Kernel(group.kind, _numbered(group.ops)) for group in groups]
+    graph.ops = [op for kernel in kernels for op in kernel.ops]
+    for kernel in kernels:
+        kernel.arguments, kernel.written = outside(kernel.ops, graph.ops)
+    return kernels
+
+
+def _indirect(op: Op) -> bool:
+    return any(a.indirect for a in (*op.inputs, *op.outputs))
+
+
+def _kind(op: Op) -> str:
+    if op.kind is OpKind.COPY:
+        return "copy"
+    if op.kind is OpKind.MATMUL:
+        return "matmul"
+    return "indexed" if op.kind is OpKind.SCATTER or _indirect(op) else "rows"
+
+
+def _dependencies(ops: list[Op]) -> list[list[int]]:
+    """For each op the ops that must come before it: makers of what it reads, readers and writers
+    of what it writes."""
+    writers: dict[int, list[int]] = {}
+    readers: dict[int, list[int]] = {}
+    out: list[list[int]] = []
+    for position, op in enumerate(ops):
+        before: list[int] = []
+        for access in op.inputs:
+            before += writers.get(id(access.tensor), [])
+        for access in op.outputs:
+            before += writers.get(id(access.tensor), []) + readers.get(id(access.tensor), [])
+        for access in op.inputs:
+            readers.setdefault(id(access.tensor), []).append(position)
+        for access in op.outputs:
+            writers.setdefault(id(access.tensor), []).append(position)
+        out.append(sorted(set(before)))
+    return out
+
+
+def _candidates(groups: list[Group], op: Op, least: int) -> list[Group]:
+    """The groups that an op might join: not before what it depends on, and such that handle one of
+    its tensors; the latest first."""
+    tensors = {id(a.tensor) for a in op.inputs}
+    found = [g for g in groups[least:] if g.open and tensors & set(g.index)]
+    return found[::-1][:4]
+
+
+def _join(group: Group, op: Op, position: int, work: _Work) -> Op | None:
+    """The op with the group's labels if it may join, else None."""
+    if len(group.ops) >= _MOST_OPS or not _unwritten(group, op):
+        return None
+    if group.kind == "matmul" and op.kind is not OpKind.MAP:
+        return None
+    names = _unified(group, op)
+    if names is None:
+        return None
+    op = renamed(op, names)
+    if not _one_way(group, op):
+        return None
+    if group.kind == "matmul":
+        return op if _on_tile(group, op, work) else None
+    return op if _worth(group, op, position, work) else None
+
+
+def _unwritten(group: Group, op: Op) -> bool:
+    """Nothing that the op writes may be written in the group already."""
+    return not any(id(a.tensor) in group.made for a in op.outputs)
+
+
+def _one_way(group: Group, op: Op) -> bool:
+    """What is written in the group, now or then, is addressed in one way only: an element is loaded
+    and stored in the same turn."""
+    for access in op.inputs:
+        if id(access.tensor) in group.made and group.index[id(access.tensor)].index != access.index:
+            return False
+    for access in op.outputs:
+        same_tensor = [
+            a
+            for other in (*group.ops, op)
+            for a in (*other.inputs, *other.outputs)
+            if a.tensor is access.tensor
+        ]
+        if any(a.index != access.index for a in same_tensor):
+            return False
+        others = [o for o in group.ops if any(a.tensor is access.tensor for a in o.inputs)]
+        if any(set(o.labels) != set(op.labels) for o in others):
+            return False
+    return True
+
+
+def _unified(group: Group, op: Op) -> dict[str, str] | None:
+    """Names of the group for the op's labels, by the tensors that both address; None where a tensor
+    made in the group is addressed in another way."""
+    names: dict[str, str] = {}
+    taken: dict[str, str] = {}
+    ordered = sorted(op.inputs, key=lambda a: id(a.tensor) not in group.made)
+    for access in ordered:
+        theirs = group.index.get(id(access.tensor))
+        if theirs is None:
+            continue
+        made = id(access.tensor) in group.made
+        found: dict[str, str] = {}
+        fits = True
+        for mine, other in zip(access.index, theirs.index, strict=True):
+            assert isinstance(mine, Affine)
+            if not isinstance(other, Affine) or not same(mine.offset, other.offset):
+                fits = False
+            elif not mine.terms and not other.terms:
+                continue
+            elif mine.single is None or other.single is None:
+                fits = False
+            else:
+                label, name = mine.single, other.single
+                fits &= (
+                    names.get(label, name) == name
+                    and found.get(label, name) == name
+                    and taken.get(name, label) == label
+                    and same(op.labels[label], group.sizes[name])
+                )
+                found[label] = name
+        if fits and len(set(found.values())) == len(found):
+            names |= found
+            taken |= {name: label for label, name in found.items()}
+        elif made:
+            return None
+    for label in op.labels:
+        # A label of its own must not bear a name of the group.
+        names.setdefault(label, label)
+    if len(set(names.values())) < len(names):
+        return None
+    if any(names[n] == n and n in group.sizes and taken.get(n) != n for n in op.labels):
+        return None
+    return names
+
+
+def _on_tile(group: Group, op: Op, work: _Work) -> bool:
+    """Whether a map is one on the tile of the group's product: it reads the sums or what follows
+    them, over their labels, and nothing else reads the sums."""
+    product = group.ops[0]
+    sums = product.outputs[0].tensor
+    if set(op.labels) != set(product.outputs[0].labels):
+        return False
+    if len(work.readers.get(id(sums), ())) != 1 or sums.role is not Role.TEMP:
+        return False
+    return any(id(a.tensor) in group.made for a in op.inputs)
+
+
+def _worth(group: Group, op: Op, position: int, work: _Work) -> bool:
+    """Whether the group with the op can be scheduled, and without giving up cores that would be
+    busy."""
+    graph, ops, at = work.graph, [*group.ops, op], group.at | {position}
+    given = work.given(ops, at)
+    outer = set(rows_plan.outer_labels(ops, given))
+    sizes = group.sizes | op.labels
+    inner = [label for label in sizes if label not in outer]
+    if len(sizes) > _MOST_LABELS or any(known(sizes[label]) is None for label in inner):
+        return False
+    if _bytes(ops, given, graph) > _WORTH_CORES:
+        alone = _cores([op], work.given([op], {position}), work)
+        before = _cores(group.ops, work.given(group.ops, group.at), work)
+        if _cores(ops, given, work) * 8 < max(alone, before):
+            return False
+    row = math.prod(graph.hint(sizes[label]) for label in inner)
+    if len(ops) <= _FEW_OPS and row <= _SHORT_ROW:
+        return True
+    kernel = Kernel("rows", ops, [t for t in _tensors(ops) if id(t) in given])
+    try:
+        rows_plan.make(kernel, graph, work.options)
+    except CompileError:
+        return False
+    return True
+
+
+def _tensors(ops: list[Op]) -> list[Tensor]:
+    return list(dict.fromkeys(a.tensor for op in ops for a in (*op.inputs, *op.outputs)))
+
+
+def _bytes(ops: list[Op], given: set[int], graph: Graph) -> int:
+    """Bytes of arguments that the ops move, whole sticks not counted."""
+    total = 0
+    for tensor in _tensors(ops):
+        if id(tensor) in given:
+            total += graph.hint(tensor.numel) * tensor.format(graph.mode).bytes
+    return total
+
+
+def _cores(ops: list[Op], given: set[int], work: _Work) -> int:
+    """About how many cores the ops would use as one kernel."""
+    graph = work.graph
+    outer = rows_plan.outer_labels(ops, given)
+    points = math.prod(graph.hint(size) for size in _sizes(ops, outer).values())
+    lane = 1
+    for op in ops:
+        for access in (*op.inputs, *op.outputs):
+            place = access.tensor.place
+            if place is None or place.stick < 0 or access.indirect:
+                continue
+            index = access.index[place.stick]
+            if isinstance(index, Affine) and index.single in outer:
+                lane = max(lane, access.tensor.format(graph.mode).elements_per_stick)
+    return min(max(1, points // lane), cores_for(_bytes(ops, given, graph), work.options))
+
+
+def _sizes(ops: list[Op], labels: list[str]) -> dict[str, Size]:
+    every = {label: size for op in ops for label, size in op.labels.items()}
+    return {label: every[label] for label in labels}
+
+
+def _numbered(ops: list[Op]) -> list[Op]:
+    """The ops with labels l0, l1, .. in order of appearance: a program's names do not depend on
+    what was compiled before."""
+    names: dict[str, str] = {}
+    for op in ops:
+        for label in op.labels:
+            names.setdefault(label, f"l{len(names)}")
+    # In one step: `renamed` looks every old name up once.
+    return [renamed(op, names) for op in ops]
