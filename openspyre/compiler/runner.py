@@ -1,0 +1,185 @@
+"""A traced region at work: lowered, compiled and loaded for the layouts that its tensors have.
+
+Dynamo knows nothing of layouts; a `Runner` meets them at launch and keeps one plan for each
+combination (and for each set of sizes, where sizes are symbols). Needs torch and the extension.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from openspyre import _C
+from openspyre.compiler import cache, launch
+from openspyre.compiler.bind import Bound, bind, bind_view, storage_layout
+from openspyre.compiler.build import GraphBuilder, Scalar
+from openspyre.compiler.errors import CompileError
+from openspyre.compiler.graph import Role
+from openspyre.compiler.options import CompileOptions
+from openspyre.compiler.traced import (
+    SEEDED,
+    Call,
+    Result,
+    TracedRegion,
+    concrete,
+    lower_region,
+)
+from openspyre.compiler.view import View
+from openspyre.formats import Mode, format_for
+from openspyre.program.model import Card
+
+
+@dataclass
+class Planned:
+    """A region for one combination. For each launch argument: which tensor (negative: new result
+    -1 - n) and how it is seen. `copied`: inputs that go through a dense copy; `back`: those whose
+    copy is written back."""
+
+    loaded: launch.LoadedRegion
+    sources: list[tuple[int, Bound]]
+    outputs: list[tuple[list[int], list[int], torch.dtype]]
+    copied: list[int]
+    back: list[int]
+    draws: int
+
+
+class Runner:
+    """Callable on the region's tensors (inputs, then written ones) and size symbols."""
+
+    def __init__(self, region: TracedRegion, device: int) -> None:
+        self.region, self.device = region, device
+        self.new = [r for r in region.results if r.into < 0]
+        self.written = sorted({r.into for r in region.results if r.into >= 0})
+        self._plans: dict[Any, Planned] = {}
+
+    def __call__(self, tensors: Sequence[torch.Tensor], sizes: Sequence[int]) -> list[torch.Tensor]:
+        """Launches on `tensors`, on the current stream; gives the new results."""
+        key = (
+            _C.numerics(),
+            tuple(sizes),
+            tuple((t.shape, t.stride(), _C.tensor_facts(t)) for t in tensors),
+        )
+        plan = self._plans.get(key)
+        if plan is None:
+            plan = self._plans[key] = self._plan(tensors, sizes)
+        device = torch.device("spyre", self.device)
+        results = [
+            torch.empty_strided(shape, strides, dtype=dtype, device=device)
+            for shape, strides, dtype in plan.outputs
+        ]
+        ready: Sequence[torch.Tensor] = tensors
+        if plan.copied:
+            ready = [
+                torch.empty(t.shape, dtype=t.dtype, device=device).copy_(t)
+                if n in plan.copied
+                else t
+                for n, t in enumerate(tensors)
+            ]
+        launched: list[torch.Tensor] = []
+        bounds: list[Bound] = []
+        for number, bound in plan.sources:
+            if number < 0:
+                launched.append(results[-1 - number])
+            else:
+                launched.append(ready[number])
+            bounds.append(bound)
+        symbols: dict[str, int | float] = {}
+        if plan.draws:
+            from openspyre.device.random import take_blocks
+
+            seed, offset = take_blocks(self.device, plan.draws)
+            symbols |= {"seed": seed, "offset": offset}
+        plan.loaded.run(launched, bounds, symbols)
+        for number in plan.back:
+            tensors[number].copy_(ready[number])
+        return results
+
+    # --- planning
+
+    def _plan(self, tensors: Sequence[torch.Tensor], sizes: Sequence[int]) -> Planned:
+        mode = Mode(_C.numerics()[0])
+        b = GraphBuilder(self.region.name, mode)
+        symbols = {s.name: v for s, v in zip(self.region.symbols, sizes, strict=True)}
+        sources: dict[str, tuple[int, Bound]] = {}
+        copied: list[int] = []
+        views: list[View] = []
+        for number, tensor in enumerate(tensors):
+            bound = bind(tensor)
+            if bound is None or (number in self.written and not bound.whole_sticks):
+                copied.append(number)
+                strides = torch.empty(tensor.shape, device="meta").stride()
+                dtype = str(tensor.dtype).removeprefix("torch.")
+                layout = storage_layout(tuple(tensor.shape), strides, format_for(dtype, mode))
+                bound = bind_view(layout, tuple(tensor.shape), strides)
+                assert bound is not None
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            made = bound.tensor(b, f"a{number}", dtype, Role.INPUT)
+            sources[made.name] = (number, bound)
+            views.append(bound.view(made))
+        draws = [0]
+        results = lower_region(self.region, b, views, dict(symbols), extra=self._seeds(b, draws))
+        outputs: list[tuple[list[int], list[int], torch.dtype]] = []
+        for result, value in zip(self.region.results, results, strict=True):
+            if result.into >= 0:
+                continue
+            shape = concrete(result.facts.sizes, symbols)
+            strides = concrete(result.facts.strides, symbols)
+            bound = self._result(b, result, value, shape, strides, len(outputs))
+            sources[f"out{len(outputs)}"] = (-1 - len(outputs), bound)
+            outputs.append((shape, strides, getattr(torch, result.facts.dtype)))
+        b.graph.name = self.region.name
+        key, region = cache.compiled(b.graph, self._options(mode))
+        loaded = launch.loaded(key, region, self.device)
+        return Planned(
+            loaded,
+            [sources[t.name] for t in loaded.arguments],
+            outputs,
+            copied,
+            [n for n in copied if n in self.written],
+            draws[0],
+        )
+
+    def _result(
+        self,
+        b: GraphBuilder,
+        result: Result,
+        value: View,
+        shape: Sequence[int],
+        strides: Sequence[int],
+        number: int,
+    ) -> Bound:
+        """A new tensor of the region with these sizes and strides; `value` is stored to it."""
+        format = format_for(result.facts.dtype, b.mode)
+        bound = bind_view(storage_layout(shape, strides, format), shape, strides)
+        if bound is None:
+            raise CompileError(f"{self.region.name}: a result of strides {list(strides)}")
+        made = bound.tensor(b, f"out{number}", result.facts.dtype, Role.OUTPUT)
+        b.operation = ""
+        b.store(bound.view(made), value.expand(shape) if value.rank == len(shape) else value)
+        return bound
+
+    @staticmethod
+    def _seeds(
+        b: GraphBuilder, draws: list[int]
+    ) -> Callable[[Call, dict[str, Any]], dict[str, Any]]:
+        """Gives seeded operations their symbols, once for the region."""
+
+        def extra(call: Call, kwargs: dict[str, Any]) -> dict[str, Any]:
+            if call.op not in SEEDED:
+                return kwargs
+            if not draws[0]:
+                b.scalar("seed", 0)
+                b.scalar("offset", 0)
+            draws[0] += 1
+            return kwargs | {"seed": Scalar("seed", "l"), "offset": Scalar("offset", "l")}
+
+        return extra
+
+    def _options(self, mode: Mode) -> CompileOptions:
+        from openspyre.device.registration import configuration
+
+        spec = configuration().card
+        return CompileOptions(card=Card(spec.name, spec.cores, spec.lx_bytes), mode=mode)
