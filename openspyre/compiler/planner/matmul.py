@@ -27,6 +27,10 @@ STEP_NS = 100.0
 """One more task of a queue: the table's `task_ns` lies in 0..100 and is 0 by default."""
 RECEIVED_NS = 1e-4
 """A byte that one core more receives: nothing on the model's clock, but not for free."""
+TOGETHER = 6
+"""Exponent of `_together`; fitted to the timing model (tests/test_compiler_matmul_plan.py)."""
+TRIED = 3
+"""Tile sizes of one kind of label that are priced, from the largest that fits down."""
 K_SPLIT_GAIN = 0.5
 """K is split when the time falls to this part or below ..."""
 K_SPLIT_NS = 3000.0
@@ -125,10 +129,33 @@ class MatmulPlan:
     ns: float = 0.0
     read: int = 0  # bytes of LPDDR5, a shared read counted once
     written: int = 0
+    score: float = 0.0  # what the planner compares: the time, and a little for each task and byte
 
     @property
     def cores(self) -> int:
         return math.prod(self.parts.values())
+
+
+@dataclass(frozen=True)
+class _Grid:
+    """What a split decides. `share_..`: bytes of the largest share; `group_..`: cores that read
+    the same; `extra`: bytes of the MAPs' inputs as LPDDR5 feels them; `received`: its price."""
+
+    parts: dict[str, int]
+    shares: dict[str, int]
+    depth: int
+    cores: int
+    group_a: int
+    group_b: int
+    macs: int
+    points: int
+    extra: float
+    received: float
+    share_a: int
+    share_b: int
+    share_acc: int
+    share_outs: int
+    stream: int
 
 
 class NoPlan(ValueError):
@@ -286,7 +313,10 @@ class _Search:
         cols_of = self._caps(Part.COL, self.col_order, shares, (2048, 1024, 512, 256, 128), few)
         depths = self._caps(Part.DEPTH, self.depth, shares, (4096, 2048, 1024, 512, 256), few)
         batches = self._caps(Part.BATCH, self.batch, shares, (64, 32, 16, 8, 4, 2, 1), True)
+        costs = self._grid(parts, shares)
+        rows_fit = 0
         for rows in rows_of:
+            cols_fit = 0
             for cols in cols_of:
                 tile = {**rows, **cols}
                 whole = all(tile[name] == shares[name] for name in tile)
@@ -294,15 +324,19 @@ class _Search:
                 for deep in depths:
                     full = whole and deep[self.k] == shares[self.k]
                     for many in batches if full else batches[-1:]:
-                        sizes = {**many, **tile, **deep}
-                        plans = list(self._orders(parts, shares, sizes))
-                        yield from plans
-                        if plans:
-                            fits += 1
-                            if full and fits > 2:
-                                break
-                    if fits > 2:
+                        found = list(self._orders(costs, {**many, **tile, **deep}))
+                        yield from found
+                        fits += bool(found)
+                        if full and fits > TRIED:
+                            break
+                    if fits >= TRIED:
                         break
+                cols_fit += fits > 0
+                if cols_fit >= TRIED:
+                    break
+            rows_fit += cols_fit > 0
+            if rows_fit >= TRIED:
+                break
 
     def _caps(
         self,
@@ -346,135 +380,127 @@ class _Search:
             cap = max(cap // size, 1)
         return out
 
-    def _orders(
-        self, parts: dict[str, int], shares: dict[str, int], tile: dict[str, int]
-    ) -> Iterator[MatmulPlan]:
+    def _grid(self, parts: dict[str, int], shares: dict[str, int]) -> _Grid:
+        """What a split decides, whatever the tiles."""
+        product, rates = self.product, self.rates
+        extra = sum(self.whole[id(m)] * rates.shared(self.group(m, parts)) for m in product.extras)
+        points = product.acc.points(shares)
+        return _Grid(
+            parts=parts,
+            shares=shares,
+            depth=parts.get(self.k, 1),
+            cores=math.prod(parts.values()),
+            group_a=self.group(self.from_a, parts),
+            group_b=self.group(self.from_b, parts),
+            macs=self.macs(shares),
+            points=points,
+            extra=extra,
+            received=self.received(parts) * RECEIVED_NS,
+            share_a=self.from_a.nbytes(shares),
+            share_b=self.from_b.nbytes(shares),
+            share_acc=product.acc.nbytes(shares),
+            share_outs=sum(m.nbytes(shares) for m in product.outs),
+            stream=max((m.nbytes(shares) for m in (*product.extras, *product.outs)), default=0),
+        )
+
+    def _orders(self, grid: _Grid, tile: dict[str, int]) -> Iterator[MatmulPlan]:
         """Which input stays."""
+        shares = grid.shares
         steps = {name: -(-shares[name] // tile[name]) for name in tile}
         n_rows = math.prod(steps[name] for name in self.rows)
         n_cols = math.prod(steps[name] for name in self.cols)
         if not self.strips:
             stays = [""]
         elif steps[self.k] == 1:
-            stays = ["a"] + (["b"] if n_rows > 1 else [])
+            stays = ["a"] + (["b"] if n_rows > 1 and n_cols > 1 else [])
         else:
             stays = [""] + (["a"] if n_cols > 1 else []) + (["b"] if n_rows > 1 else [])
+        n_batch = math.prod(steps[name] for name in self.batch)
         for stay in stays:
-            plan = self._priced(parts, shares, tile, steps, stay)
+            plan = self._priced(grid, tile, (n_batch, n_rows, n_cols, steps[self.k]), stay)
             if plan is not None:
                 yield plan
 
     def _priced(
-        self,
-        parts: dict[str, int],
-        shares: dict[str, int],
-        tile: dict[str, int],
-        steps: dict[str, int],
-        stay: str,
+        self, grid: _Grid, tile: dict[str, int], steps: tuple[int, int, int, int], stay: str
     ) -> MatmulPlan | None:
         """The plan with its time, or None when it does not fit LX."""
         product, rates = self.product, self.rates
-        n_batch = math.prod(steps[name] for name in self.batch)
-        n_rows = math.prod(steps[name] for name in self.rows)
-        n_cols = math.prod(steps[name] for name in self.cols)
-        n_k = steps[self.k]
+        n_batch, n_rows, n_cols, n_k = steps
         outs = n_batch * n_rows * n_cols
-        strip = {**tile, self.k: shares[self.k]}
-        # (tile, its size, loads of it): a, b.
+        strip = {**tile, self.k: grid.shares[self.k]}
         size_a, size_b = (strip if stay == "a" else tile), (strip if stay == "b" else tile)
         again_a, again_b = (1 if stay == "a" else n_cols), (1 if stay == "b" else n_rows)
         loads_a = n_batch * n_rows * again_a * (1 if stay == "a" else n_k)
         loads_b = n_batch * n_cols * again_b * (1 if stay == "b" else n_k)
-        a_bytes, b_bytes = product.a.nbytes(size_a), product.b.nbytes(size_b)
+
+        # LX.
         in_a, in_b = self.from_a.nbytes(size_a), self.from_b.nbytes(size_b)
-        fixed = a_bytes * min(self.slots, loads_a) + b_bytes * min(self.slots, loads_b)
+        fixed = in_a * min(self.slots, loads_a) + in_b * min(self.slots, loads_b)
         if product.a_raw is not None:
-            fixed += in_a * min(self.slots, loads_a)
+            fixed += product.a.nbytes(size_a) * min(self.slots, loads_a)
         if product.b_raw is not None:
-            fixed += in_b * min(self.slots, loads_b)
-        depth = parts.get(self.k, 1)
+            fixed += product.b.nbytes(size_b) * min(self.slots, loads_b)
         acc = product.acc.nbytes(tile)
-        band = self.band(tile, depth)
+        band = self.band(tile, grid.depth)
+        sums = product.acc.nbytes(band) if grid.depth > 1 else acc
         results = sum(m.nbytes(band) for m in product.outs)
         others = sum(m.nbytes(band) for m in product.extras)
         fixed += others * min(self.slots, outs) + sum(m.nbytes(band) for m in product.kept)
-        sums = product.acc.nbytes(band)
-        for number in (2, 1):
-            sum_slots, out_slots = min(number, outs), min(number, outs)
-            if depth > 1:
-                total = fixed + acc + sums * sum_slots + results * out_slots
-            else:
-                total = fixed + acc * sum_slots + results * out_slots
-            if total <= self.lx_bytes:
-                break
-        else:
-            return None
+        if grid.depth > 1:
+            fixed += acc
+        slots = min(2, outs)
+        total = fixed + (sums + results) * slots
+        if total > self.lx_bytes:
+            slots = 1
+            total = fixed + sums + results
+            if total > self.lx_bytes:
+                return None
 
-        # The servers.
-        per_a, per_b = (
-            rates.shared(self.group(self.from_a, parts)),
-            rates.shared(self.group(self.from_b, parts)),
-        )
-        whole_a, whole_b = (
-            self.whole[id(self.from_a)] * again_a,
-            self.whole[id(self.from_b)] * again_b,
-        )
-        read, eased = whole_a + whole_b, whole_a * per_a + whole_b * per_b
-        for moved in product.extras:
-            read += self.whole[id(moved)]
-            eased += self.whole[id(moved)] * rates.shared(self.group(moved, parts))
+        # What each server has to do.
+        per_a, per_b = rates.shared(grid.group_a), rates.shared(grid.group_b)
+        read_a = self.whole[id(self.from_a)] * again_a * per_a
+        read_b = self.whole[id(self.from_b)] * again_b * per_b
+        eased = read_a + read_b + grid.extra
         dram = rates.dram(eased, self.written)
         rows = math.prod(tile[name] for name in self.rows)
-        pt = rates.pt(self.macs(shares), rows, product.format)
-        points = product.acc.points(shares) / depth
-        sfu = rates.sfu(points, product.cycles)
-        turned = 0.0  # of one pair of input tiles
-        share_a, share_b = (
-            self.from_a.nbytes(shares) * again_a,
-            self.from_b.nbytes(shares) * again_b,
-        )
-        port = 2.0 * (share_a + share_b)
+        pt = rates.pt(grid.macs, rows, product.format)
+        sfu = rates.sfu(grid.points / grid.depth, product.cycles)
+        after = sfu / outs  # the MAPs of one tile
+        share_a, share_b = grid.share_a * again_a, grid.share_b * again_b
+        port = 2.0 * (share_a + share_b) + grid.share_acc * (n_k + 1) + 2.0 * grid.share_outs
+        turned = 0.0  # of the first tiles
         if product.a_raw is not None:
-            sfu += rates.sfu(product.a_raw.points(shares) * again_a, 1.0)
+            sfu += rates.sfu(product.a_raw.points(grid.shares) * again_a, 1.0)
             turned += rates.sfu(product.a_raw.points(size_a), 1.0)
             port += 2.0 * share_a
         if product.b_raw is not None:
-            sfu += rates.sfu(product.b_raw.points(shares) * again_b, 1.0)
+            sfu += rates.sfu(product.b_raw.points(grid.shares) * again_b, 1.0)
             turned += rates.sfu(product.b_raw.points(size_b), 1.0)
             port += 2.0 * share_b
-        all_sums = product.acc.nbytes(shares)
-        port += all_sums * (n_k + 1) + 2.0 * sum(m.nbytes(shares) for m in product.outs)
-        stream = max(
-            share_a, share_b, *(m.nbytes(shares) for m in (*product.extras, *product.outs)), 0
+        stream = rates.stream(max(share_a, share_b, grid.stream))
+
+        # Before the first product, and after the last load.
+        first = turned + max(
+            (in_a / grid.group_a * per_a + in_b / grid.group_b * per_b)
+            * grid.cores
+            / rates.dram_rate,
+            rates.stream(max(in_a, in_b)),
         )
-        sfu_tile = sfu / outs
-        chain = pt + (sfu_tile * outs if sum_slots == 1 and outs > 1 else 0.0)
-        cores = math.prod(parts.values())
-        first = (
-            max(
-                (
-                    in_a * cores / self.group(self.from_a, parts) * per_a
-                    + in_b * cores / self.group(self.from_b, parts) * per_b
-                )
-                / rates.dram_rate,
-                rates.stream(max(in_a, in_b)),
-            )
-            + turned
-        )
-        pt_tile = pt / (outs * n_k)
-        last = (
-            rates.sfu(product.acc.points(band), product.cycles)
-            + rates.stream(max(results, 0))
-            + results * cores / rates.dram_rate
-        )
-        if depth > 1:
-            last += rates.ring(acc * depth) + rates.lx(2 * acc)
-        busy = max(dram + pt_tile, sfu, rates.lx(port), rates.stream(stream), chain + first)
+        last = after + max(rates.stream(results), (dram - rates.dram(eased, 0)) / outs)
+        chain = pt + (after * (outs - 1) if slots == 1 else 0.0) + turned * (outs - 1)
+        if grid.depth > 1:
+            last += rates.ring(acc * grid.depth) + rates.lx(2 * acc)
+        loaded = max(dram - (dram - rates.dram(eased, 0)) / outs, stream)
+        busy = _together(loaded + pt / (outs * n_k) + turned, chain + first, sfu, rates.lx(port))
+        time = busy + last
         tasks = outs * (2 * n_k + 3) + loads_a + loads_b
-        time = busy + last + tasks * STEP_NS + self.received(parts) * RECEIVED_NS
+        read = self.whole[id(self.from_a)] * again_a + self.whole[id(self.from_b)] * again_b
+        read += sum(self.whole[id(m)] for m in product.extras)
         return MatmulPlan(
-            parts, tile, stay, sum_slots, out_slots, total, time, int(read), self.written
-        )
+            grid.parts, tile, stay, slots, slots, total, time, read, self.written,
+            time + tasks * STEP_NS + grid.received,
+        )  # fmt: skip
 
     def band(self, tile: dict[str, int], depth: int) -> dict[str, int]:
         """The part of a tile of sums that one core joins when k is split `depth` times."""
@@ -497,6 +523,13 @@ def band_size(size: int, unit: int, depth: int) -> int:
     """Elements of `size` that each of `depth` cores joins."""
     units = -(-size // unit)
     return min(-(-units // depth) * unit, size)
+
+
+def _together(*times: float) -> float:
+    """The time of servers that work at once: that of the busiest, and more where others are
+    nearly as busy, since each waits for the others now and then."""
+    most = max(times)
+    return most * sum((time / most) ** TOGETHER for time in times) ** (1 / TOGETHER)
 
 
 def _up(size: int, unit: int) -> int:
@@ -608,11 +641,11 @@ def _best(
     for parts in ranked:
         made = list(search.tile_plans(parts))
         if made:
-            plans.append(min(made, key=lambda plan: plan.ns))
+            plans.append(min(made, key=lambda plan: plan.score))
             tried += 1
         if tried >= max(2, keep):
             break
-    plans.sort(key=lambda plan: plan.ns)
+    plans.sort(key=lambda plan: plan.score)
     return [replace(plan, parts=_used(plan.parts)) for plan in plans[:keep]]
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from openspyre.compiler.errors import CompileError
+from openspyre.compiler.errors import CompileError, Unsupported
 from openspyre.compiler.graph import Access, Graph, Op, OpKind, Tensor
 from openspyre.compiler.planner.costs import body_cycles
 from openspyre.compiler.planner.matmul import Axis, Moved, Part, Product
@@ -21,9 +21,17 @@ from openspyre.formats import Format
 from openspyre.program import body as f
 from openspyre.program.body import trace
 from openspyre.program.model import Body, Node
+from openspyre.program.verify_kinds import FP8, MATMUL_FORMATS
 
 Index = tuple[str | None, Size]
 """One dim of a tile: a label of the form (or none) and an offset."""
+
+SYMBOLIC_ROWS = 128
+"""Rows of symbolic number are planned for at least so many: b is read once for a tile of rows, and
+a plan for the one row of the hint would read it once a row."""
+
+MOST_LABELS = 6
+"""Labels of the output: a value has at most six dims, and an instruction eight labels."""
 
 _LETTER = {Part.BATCH: "b", Part.ROW: "m", Part.COL: "n", Part.DEPTH: "k"}
 
@@ -88,13 +96,31 @@ class Form:
 
 
 def read_form(kernel: Kernel, graph: Graph) -> Form:
-    """The form of a kernel. Raises CompileError for what fusion or legalization must not leave."""
+    """The form of a kernel. Raises Unsupported for dtypes that the PT does not multiply and for
+    too many dims, CompileError for what fusion or legalization must not leave."""
     product, *maps = kernel.ops
     if product.kind is not OpKind.MATMUL or any(op.kind is not OpKind.MAP for op in maps):
         kinds = ", ".join(op.kind.value for op in kernel.ops)
         raise CompileError(f"kernel {kernel.name}: a matmul kernel is MATMUL, MAP.., not {kinds}")
-    reader = _Reader(kernel, graph, product)
-    return reader.form(maps)
+    formats = [access.tensor.format(graph.mode) for access in product.inputs]
+    if formats[0] not in MATMUL_FORMATS or not (
+        formats[0] is formats[1] or (formats[0] in FP8 and formats[1] in FP8)
+    ):
+        raise Unsupported(
+            product.name or "matmul",
+            " and ".join(str(access.tensor) for access in product.inputs),
+            "the PT multiplies two tensors of one floating dtype or of int8, or two of fp8 dtypes",
+            "cast one of them",
+        )
+    form = _Reader(kernel, graph, product).form(maps)
+    if len(form.out_labels) > MOST_LABELS:
+        raise Unsupported(
+            product.name or "matmul",
+            f"a product over {len(form.out_labels)} dims that no operand lets merge",
+            f"at most {MOST_LABELS}",
+            "make an operand contiguous, or reshape it to fewer dims",
+        )
+    return form
 
 
 class _Reader:
@@ -332,6 +358,8 @@ def product_of(form: Form, graph: Graph) -> Product:
     for label, size in form.sizes.items():
         number, unit = planned_size(graph, size), form.units[label]
         if known(size) is None:  # whatever it will be, tiles must be whole units
+            if form.parts[label] is Part.ROW:
+                number = max(number, min(graph.maximum(size), SYMBOLIC_ROWS))
             number = -(-number // unit) * unit
         axes.append(Axis(label, form.parts[label], number, unit))
 
