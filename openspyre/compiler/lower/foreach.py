@@ -15,10 +15,12 @@ from openspyre.compiler.errors import Unsupported
 from openspyre.compiler.lower.registry import arguments, entry, lowers, overload
 from openspyre.compiler.view import View
 
-_UNARY = (
-    "abs acos asin atan ceil cos cosh erf erfc exp expm1 floor frac lgamma log log10 log1p log2 "
-    "max neg reciprocal round rsqrt sigmoid sign sin sinh sqrt tan tanh trunc zero clone"
-).split()
+_UNARY = [
+    "abs", "acos", "asin", "atan", "ceil", "cos", "cosh", "erf", "erfc", "exp", "expm1",
+    "floor", "frac", "lgamma", "log", "log10", "log1p", "log2", "max", "neg", "reciprocal",
+    "round", "rsqrt", "sigmoid", "sign", "sin", "sinh", "sqrt", "tan", "tanh", "trunc", "zero",
+    "clone",
+]  # fmt: skip
 _BINARY = {
     "add": "add.Tensor", "sub": "sub.Tensor", "mul": "mul.Tensor", "div": "div.Tensor",
     "maximum": "maximum.default", "minimum": "minimum.default", "clamp_max": "minimum.default",
