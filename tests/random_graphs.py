@@ -10,7 +10,13 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
+from openspyre.compiler.build import GraphBuilder
+from openspyre.compiler.graph import Graph, Place
+from openspyre.compiler.interpret import interpret
 from openspyre.compiler.view import NeedsCopy, View
+from openspyre.formats import elements_per_stick
+from openspyre.program import body as f
+from openspyre.program.ops import Combine
 
 Array = np.ndarray[Any, Any]
 
@@ -109,3 +115,285 @@ def chain(draw: Any, view: View, now: Array, most: int = 4) -> tuple[View, Array
         if then.size <= 2000 and then.ndim <= 6:
             view, now = made, then
     return view, now
+
+
+class Made:
+    """A graph in the making with values of its arguments."""
+
+    def __init__(self) -> None:
+        self.b = GraphBuilder("test")
+        self.values: dict[str, Array] = {}
+
+    def input(self, array: Array, dtype: str, name: str = "x") -> View:
+        view = self.b.input(f"{name}{len(self.values)}", array.shape, dtype)
+        self.values[view.tensor.name] = array
+        return view
+
+    def numbers(
+        self, shape: tuple[int, ...], dtype: str = "float32", low: int = -9
+    ) -> tuple[View, Array]:
+        """An input of small whole numbers, different everywhere, and its values."""
+        count = int(np.prod(shape))
+        array = (np.arange(count).reshape(shape) * 7) % 19 + low
+        array = array.astype("float32" if dtype.startswith("f") else dtype)
+        return self.input(array, dtype), array
+
+    def drawn(self, draw: Any, dtype: str = "float32") -> tuple[View, Array]:
+        """A random view of a random input."""
+        shape = tuple(draw(st.lists(st.integers(1, 5), min_size=1, max_size=4)))
+        return chain(draw, *self.numbers(shape, dtype))
+
+    def value(self, view: View, **symbols: int | float) -> Array:
+        """What a result is."""
+        if self.b.output(view) is None:
+            view = self.b.contiguous(view)
+            assert self.b.output(view) is not None
+        shape = [int(str(s)) for s in view.shape]
+        return interpret(self.b.graph, self.values, symbols)[view.tensor.name].reshape(shape)
+
+
+def place_of(shape: tuple[int, ...], dtype: str, order: tuple[int, ...] | None = None) -> Place:
+    """The Place of a tensor whose dims stand in `order` (default: the card's default layout)."""
+    axes = list(order if order is not None else range(len(shape)))
+    if not shape:
+        return Place((), -1)
+    stick = axes.pop() if axes[-1] >= 0 else -1
+    if stick < 0:
+        axes.pop()
+    strides = [0] * len(shape)
+    pitch = 128
+    if axes:
+        strides[axes[0]] = pitch
+        pitch *= shape[axes[0]]
+    if stick >= 0:
+        strides[stick] = pitch
+        pitch *= -(-shape[stick] // elements_per_stick(dtype))
+    for d in reversed(axes[1:]):
+        strides[d] = pitch
+        pitch *= shape[d]
+    return Place(tuple(strides), stick)
+
+
+class Random(Made):
+    """A random graph over small whole numbers, whose results are exact in every order."""
+
+    SIZES = (1, 2, 3, 4, 5, 6)
+
+    def __init__(self, draw: Any, placed: bool = True, steps: int = 6) -> None:
+        super().__init__()
+        self.draw, self.placed = draw, placed
+        self.views: list[View] = []
+        self.outputs: list[View] = []
+        for _ in range(draw(st.integers(1, 3))):
+            self.argument()
+        for _ in range(draw(st.integers(1, steps))):
+            kind = draw(st.sampled_from(KINDS))
+            getattr(self, kind)()
+        for view in self.views[-2:]:
+            self.finish(view)
+
+    @property
+    def graph(self) -> Graph:
+        return self.b.graph
+
+    def argument(self) -> None:
+        shape = tuple(self.draw(st.lists(st.sampled_from(self.SIZES), max_size=4)))
+        dtype = self.draw(st.sampled_from(["float32", "float16", "int32"]))
+        view, _ = self.numbers(shape, dtype)
+        self.put(view)
+        self.views.append(view)
+
+    def put(self, view: View) -> None:
+        """Gives an argument a random place."""
+        if not self.placed:
+            return
+        tensor = view.tensor
+        shape = tuple(int(str(s)) for s in tensor.shape)
+        order = self.draw(st.permutations(range(len(shape)))) if shape else ()
+        if shape and not self.draw(st.integers(0, 5)):
+            order = (*order, -1)
+        tensor.place = place_of(shape, tensor.dtype, tuple(order))
+
+    def some(self) -> View:
+        """A random view of a random value."""
+        view = self.draw(st.sampled_from(self.views))
+        shape = [int(str(s)) for s in view.shape]
+        found, _ = chain(self.draw, view, np.zeros(shape), 2)
+        return found
+
+    def fitting(self, shape: tuple[int, ...]) -> View:
+        """A value that broadcasts to `shape`."""
+        found = [v for v in self.views if broadcasts(v, shape)]
+        if found and self.draw(st.booleans()):
+            return self.draw(st.sampled_from(found))
+        mine = tuple(n if self.draw(st.integers(0, 3)) else 1 for n in shape)
+        view, _ = self.numbers(mine, self.draw(st.sampled_from(["float32", "float16"])))
+        self.put(view)
+        return view
+
+    def kept(self, view: View) -> None:
+        """Small again, as another operation would make it."""
+        dtype = self.draw(st.sampled_from(["float32", "float16", "int32"]))
+        self.views.append(
+            self.b.map(
+                lambda x: f.maximum(f.minimum(x, 8), -8), view, dtype=dtype,
+                compute="float32" if view.dtype != "int64" else "int64",
+            )
+        )  # fmt: skip
+
+    # --- steps
+
+    def map(self) -> None:
+        a = self.some()
+        b = self.fitting(tuple(int(str(s)) for s in a.shape))
+        indexed = a.rank > 0 and self.draw(st.integers(0, 4)) == 0
+        if indexed:
+            dim = self.draw(st.integers(0, a.rank - 1))
+            out = self.b.map(
+                lambda at, x, y: x + y + f.cast(at(dim), "f"), a, b, dtype="float32",
+                compute="float32", indexed=True,
+            )  # fmt: skip
+        else:
+            out = self.b.map(lambda x, y: x - y * 2.0, a, b, dtype="float32", compute="float32")
+        self.kept(out)
+
+    def copy(self) -> None:
+        self.views.append(self.b.copy(self.some()))
+
+    def flat(self) -> None:
+        self.views.append(self.b.contiguous(self.some()))
+
+    def widen(self) -> None:
+        self.views.append(self.b.copy(self.some(), "float32"))
+
+    def reduce(self) -> None:
+        a = self.some()
+        if a.rank:
+            dims = sorted(self.draw(st.sets(st.integers(0, a.rank - 1), min_size=1)))
+            how = self.draw(st.sampled_from([Combine.SUM, Combine.MAX, Combine.MIN]))
+            (out,) = self.b.reduce(how, a, dims, compute="float32")
+            self.kept(out)
+
+    def argmax(self) -> None:
+        a = self.some()
+        if a.rank:
+            dim = self.draw(st.integers(0, a.rank - 1))
+            _, at = self.b.reduce(Combine.ARGMAX, a, [dim], compute="float32")
+            self.kept(at)
+
+    def scan(self) -> None:
+        a = self.some()
+        if a.rank:
+            dim = self.draw(st.integers(0, a.rank - 1))
+            self.kept(self.b.scan(Combine.SUM, a, dim, "float32"))
+
+    def sort(self) -> None:
+        a = self.some()
+        dims = [d for d in range(a.rank) if a.size(d) != 1]
+        if dims:
+            values, at = self.b.sort(a, self.draw(st.sampled_from(dims)))
+            self.kept(values)
+            self.kept(at)
+
+    def matmul(self) -> None:
+        a = self.some()
+        if a.rank >= 2:
+            k = int(str(a.size(a.rank - 1)))
+            n = self.draw(st.sampled_from(self.SIZES))
+            b, _ = self.numbers((n, k) if self.draw(st.booleans()) else (k, n), a.dtype)
+            self.put(b)
+            b = b if b.shape == (k, n) else b.transpose(0, 1)
+            if a.dtype != "int32":
+                self.kept(self.b.matmul(a, b))
+
+    def gather(self) -> None:
+        a = self.some()
+        if not a.rank:
+            return
+        dim = self.draw(st.integers(0, a.rank - 1))
+        size = int(str(a.size(dim)))
+        count = self.draw(st.sampled_from(self.SIZES))
+        values = self.draw(st.lists(st.integers(0, size - 1), min_size=count, max_size=count))
+        index = self.input(np.array(values), "int64", "n")
+        self.put(index)
+        shape = [int(str(s)) for s in a.shape]
+        shape[dim] = count
+        where: list[Any] = list(range(a.rank))
+        where[dim] = index
+        for _ in range(dim + 1, a.rank):
+            where[dim] = where[dim].unsqueeze(where[dim].rank)
+        self.views.append(self.b.gather(a, shape, where))
+
+    def store(self) -> None:
+        found = [v for v in self.views if v.tensor.name.startswith("x")]
+        target = self.draw(st.sampled_from(found))
+        for d in range(target.rank):
+            size = int(str(target.size(d)))
+            start, by = self.draw(st.integers(0, size - 1)), self.draw(st.integers(1, 2))
+            length = self.draw(st.integers(1, (size - start - 1) // by + 1))
+            try:
+                target = target.slice(d, start, length, by)
+            except NeedsCopy:
+                continue
+        if target.rank and self.draw(st.integers(0, 3)) == 0:
+            target = target.flip(0)
+        self.b.store(target, self.fitting(tuple(int(str(s)) for s in target.shape)))
+
+    def pieces(self) -> None:
+        """A new tensor written piece by piece along a dim."""
+        a = self.some()
+        if not a.rank:
+            return
+        dim = self.draw(st.integers(0, a.rank - 1))
+        shape = [int(str(s)) for s in a.shape]
+        size = shape[dim]
+        shape[dim] = 2 * size
+        made = View.of(self.b.tensor("join", shape, a.dtype))
+        self.b.store(made.slice(dim, 0, size), a)
+        self.b.store(made.slice(dim, size, size), self.fitting(tuple(
+            int(str(s)) for s in a.shape)))  # fmt: skip
+        self.views.append(made)
+
+    def scatter(self) -> None:
+        found = [v for v in self.views if v.tensor.name.startswith("x") and v.rank]
+        if not found:
+            return
+        target = self.draw(st.sampled_from(found))
+        shape = [int(str(s)) for s in target.shape]
+        count = self.draw(st.sampled_from(self.SIZES))
+        values = self.draw(
+            st.lists(st.integers(0, shape[0] - 1), min_size=count, max_size=count)
+        )  # fmt: skip
+        index = self.input(np.array(values), "int64", "n")
+        self.put(index)
+        for _ in range(1, target.rank):
+            index = index.unsqueeze(index.rank)
+        value, _ = self.numbers((count, *shape[1:]), target.dtype)
+        self.put(value)
+        self.b.scatter(target, value, [index, *range(1, target.rank)], add=self.draw(st.booleans()))
+
+    def finish(self, view: View) -> None:
+        """Makes a value an output."""
+        out = view
+        if self.b.output(view) is None:
+            out = self.b.contiguous(view)
+            self.b.output(out)
+        self.outputs.append(out)
+        if self.placed and self.draw(st.booleans()):
+            self.put(out)
+
+    def run(self) -> dict[str, Array]:
+        return interpret(self.graph, self.values)
+
+
+KINDS = (
+    "argument", "map", "map", "map", "copy", "flat", "widen", "reduce", "argmax", "scan", "sort",
+    "matmul", "gather", "store", "pieces", "scatter",
+)  # fmt: skip
+
+
+def broadcasts(view: View, shape: tuple[int, ...]) -> bool:
+    mine = [int(str(s)) for s in view.shape]
+    if len(mine) > len(shape):
+        return False
+    return all(a in (1, b) for a, b in zip(mine[::-1], shape[::-1], strict=False))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from random_graphs import chain
+from random_graphs import Made, chain
 
 from openspyre.compiler.build import GraphBuilder, broadcast
 from openspyre.compiler.graph import OpKind, Role
@@ -19,41 +19,6 @@ from openspyre.program.ops import Combine
 
 Array = np.ndarray[Any, Any]
 MANY = settings(max_examples=60, deadline=None)
-
-
-class Made:
-    """A graph in the making with values of its arguments."""
-
-    def __init__(self) -> None:
-        self.b = GraphBuilder("test")
-        self.values: dict[str, Array] = {}
-
-    def input(self, array: Array, dtype: str, name: str = "x") -> View:
-        view = self.b.input(f"{name}{len(self.values)}", array.shape, dtype)
-        self.values[view.tensor.name] = array
-        return view
-
-    def numbers(
-        self, shape: tuple[int, ...], dtype: str = "float32", low: int = -9
-    ) -> tuple[View, Array]:
-        """An input of small whole numbers, different everywhere, and its values."""
-        count = int(np.prod(shape))
-        array = (np.arange(count).reshape(shape) * 7) % 19 + low
-        array = array.astype("float32" if dtype.startswith("f") else dtype)
-        return self.input(array, dtype), array
-
-    def drawn(self, draw: Any, dtype: str = "float32") -> tuple[View, Array]:
-        """A random view of a random input."""
-        shape = tuple(draw(st.lists(st.integers(1, 5), min_size=1, max_size=4)))
-        return chain(draw, *self.numbers(shape, dtype))
-
-    def value(self, view: View, **symbols: int | float) -> Array:
-        """What a result is."""
-        if self.b.output(view) is None:
-            view = self.b.contiguous(view)
-            assert self.b.output(view) is not None
-        shape = [int(str(s)) for s in view.shape]
-        return interpret(self.b.graph, self.values, symbols)[view.tensor.name].reshape(shape)
 
 
 def shared(draw: Any, made: Made) -> tuple[View, Array, View, Array]:

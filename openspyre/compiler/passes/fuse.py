@@ -20,7 +20,7 @@ from openspyre.compiler.errors import CompileError
 from openspyre.compiler.graph import Access, Affine, Graph, Op, OpKind, Role, Tensor
 from openspyre.compiler.options import CompileOptions
 from openspyre.compiler.passes.inline import inline_maps, live, renamed
-from openspyre.compiler.schedule import rows_plan
+from openspyre.compiler.schedule import rows_plan, rows_split
 from openspyre.compiler.schedule.common import cores_for
 from openspyre.compiler.sizes import Size, known, same
 from openspyre.compiler.tiles import Kernel, outside
@@ -31,8 +31,12 @@ _FEW_OPS = 4
 _SHORT_ROW = 4096
 _MOST_OPS = 32
 _MOST_LABELS = 8
-_WORTH_CORES = 1 << 20
-"""Bytes from which on a group may not give up cores."""
+_WORTH_CORES = 1 << 17
+"""Bytes from which on it is asked whether a group gives up cores that would be busy."""
+
+_CARD_RATE, _CORE_RATE, _KERNEL_NS = 150.0, 40.0, 2000.0
+"""Bytes a nanosecond of LPDDR5 and of one core's streams (openspyre.timing), and what another kernel
+costs at least (an estimate)."""
 
 
 @dataclass(eq=False)
@@ -264,9 +268,9 @@ def _worth(group: Group, op: Op, position: int, work: _Work) -> bool:
     if len(sizes) > _MOST_LABELS or any(known(sizes[label]) is None for label in inner):
         return False
     if _bytes(ops, given, graph) > _WORTH_CORES:
-        alone = _cores([op], work.given([op], {position}), work)
-        before = _cores(group.ops, work.given(group.ops, group.at), work)
-        if _cores(ops, given, work) * 8 < max(alone, before):
+        alone = _time([op], work.given([op], {position}), work)
+        before = _time(group.ops, work.given(group.ops, group.at), work)
+        if _time(ops, given, work) > alone + before + _KERNEL_NS:
             return False
     row = math.prod(graph.hint(sizes[label]) for label in inner)
     if len(ops) <= _FEW_OPS and row <= _SHORT_ROW:
@@ -292,7 +296,14 @@ def _bytes(ops: list[Op], given: set[int], graph: Graph) -> int:
     return total
 
 
-def _cores(ops: list[Op], given: set[int], work: _Work) -> int:
+def _time(ops: list[Op], given: set[int], work: _Work) -> float:
+    """About how many nanoseconds the ops take as one kernel: what it moves, on the cores that it
+    can use."""
+    nbytes = _bytes(ops, given, work.graph)
+    return nbytes / min(_CARD_RATE, _CORE_RATE * _cores(ops, nbytes, given, work))
+
+
+def _cores(ops: list[Op], nbytes: int, given: set[int], work: _Work) -> int:
     """About how many cores the ops would use as one kernel."""
     graph = work.graph
     outer = rows_plan.outer_labels(ops, given)
@@ -301,12 +312,22 @@ def _cores(ops: list[Op], given: set[int], work: _Work) -> int:
     for op in ops:
         for access in (*op.inputs, *op.outputs):
             place = access.tensor.place
-            if place is None or place.stick < 0 or access.indirect:
+            if (
+                place is None
+                or place.stick < 0
+                or access.indirect
+                or id(access.tensor) not in given
+            ):
                 continue
             index = access.index[place.stick]
             if isinstance(index, Affine) and index.single in outer:
                 lane = max(lane, access.tensor.format(graph.mode).elements_per_stick)
-    return min(max(1, points // lane), cores_for(_bytes(ops, given, graph), work.options))
+    cores = min(max(1, points // lane), cores_for(nbytes, work.options))
+    if cores < work.options.most_cores // 2:
+        kernel = Kernel("rows", ops, [t for t in _tensors(ops) if id(t) in given])
+        if rows_split.wanted(kernel, graph):
+            return work.options.most_cores
+    return cores
 
 
 def _sizes(ops: list[Op], labels: list[str]) -> dict[str, Size]:
