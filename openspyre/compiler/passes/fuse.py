@@ -35,7 +35,7 @@ _WORTH_CORES = 1 << 17
 """Bytes from which on it is asked whether a group gives up cores that would be busy."""
 
 _CARD_RATE, _CORE_RATE, _KERNEL_NS = 150.0, 40.0, 2000.0
-"""Bytes a nanosecond of LPDDR5 and of one core's streams (openspyre.timing), and what another kernel
+"""Bytes a nanosecond of LPDDR5 and of a core (openspyre.timing), and what one more kernel
 costs at least (an estimate)."""
 
 

@@ -298,7 +298,7 @@ class Rows:
                 Kind.MAP, self._over(op, spans, tuple(op.labels)), inputs, target, body=body
             )
             inputs = [target]
-            body = _passed_on(rows_plan._letter(body), target)
+            body = _passed_on(rows_plan.letter(body), target)
         boxes = self.plan.lanes.get(id(op)) or self.plan.results[id(op)]
         chunked = self._over_chunks(op)
         self.builder.compute(

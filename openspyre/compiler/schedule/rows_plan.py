@@ -233,7 +233,7 @@ def _inner_boxes(plan: Plan, op: Op, lane: str | None, given: set[int]) -> None:
     stick = next((s for s in sticks if s == lane), sticks[0] if sticks else None)
     if op.kind is OpKind.REDUCE and op.reduced and len(sticks) > 1:
         assert op.body is not None and stick is not None
-        register = _letter(op.body)
+        register = letter(op.body)
         labels = tuple(op.labels)
         plan.staged[id(op)] = Box(
             "staged", tuple(op.labels.values()), labels, _EXACT[register], stick
@@ -278,7 +278,7 @@ def _scan_boxes(plan: Plan, op: Op, stick: str | None) -> None:
     """The carry of a scan, and its input in the result's register type unless it is that."""
     out = op.outputs[0]
     dims = tuple(label for label in op.labels if label != op.label)
-    register = _letter(op.body) if op.body else "f"
+    register = letter(op.body) if op.body else "f"
     carry = Box(
         f"{out.tensor.name}_carry", tuple(op.labels[label] for label in dims), dims,
         _EXACT[register], stick if stick in dims else None, reduced=(op.labels[str(op.label)],),
@@ -298,7 +298,7 @@ _EXACT = {
 }  # fmt: skip
 
 
-def _letter(body: Body) -> str:
+def letter(body: Body) -> str:
     """The register type of a body's first result."""
     from openspyre.program.ops import BODY_OP
 
@@ -582,7 +582,7 @@ def unreduced(op: Op) -> Body:
     assert op.body is not None
     nodes = list(op.body.nodes)
     result = op.body.results[0]
-    letter = _letter(op.body)
+    register = letter(op.body)
 
     def add(node: Node) -> int:
         nodes.append(node)
@@ -596,8 +596,8 @@ def unreduced(op: Op) -> Body:
     if op.combine in (Combine.ARGMAX, Combine.ARGMIN):
         return Body(tuple(nodes), (result, add(Node("const", "l", (), 0))))
     if op.combine is Combine.SUM:
-        zero: int | float = 0.0 if letter == "f" else 0
-        result = add(Node("add", letter, (add(Node("const", letter, (), zero)), result)))
+        zero: int | float = 0.0 if register == "f" else 0
+        result = add(Node("add", register, (add(Node("const", register, (), zero)), result)))
     return Body(tuple(nodes), (result,))
 
 
