@@ -149,7 +149,7 @@ def read_header(image: bytes | bytearray | memoryview) -> Header:
             f"header: version at byte 8: version {version} is too new, this OpenSpyre reads up to "
             f"{VERSION}; use a newer OpenSpyre"
         )
-    _require(version == VERSION, "version", 8, f"{version} is no version")
+    _require(version >= 1, "version", 8, f"{version} is no version")
     crc = zlib.crc32(image[72:80], zlib.crc32(image[:68]))
     _require(crc == head_crc, "CRC of the header", 68, f"{head_crc:#x}, computed {crc:#x}: damaged")
     _require(zero == 0, "reserved", 10, "must be zero")

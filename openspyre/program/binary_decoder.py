@@ -288,7 +288,7 @@ class _Decoder:
         shape = self.sizes("shape")
         within = strides = None
         stick = -1
-        way = self.u("within", rules.STRIDED + 1)
+        way = self.choice("layout", (0, 1, rules.STRIDED))
         if way == rules.STRIDED:
             strides = self.sizes("strides")
             stick = self.s("stick")
@@ -300,6 +300,8 @@ class _Decoder:
         offset = self.u("offset")
         if strides is not None and (len(strides) != len(shape) or not -1 <= stick < len(shape)):
             self.fail("strides", f"{len(strides)} strides, stick {stick}, rank {len(shape)}")
+        if strides is not None and order is not None:
+            self.fail("order", "an operand with strides has none")
         return Operand(name, role, dtype, format, shape, within, order, offset, strides, stick)
 
     def value(self) -> Value:

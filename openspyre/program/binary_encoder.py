@@ -245,6 +245,12 @@ class _Encoder:
         if operand.strides is None:
             self.opt(operand.within, self.exprs)
         else:
+            if operand.within is not None or operand.order is not None:
+                self.fail("it has strides, and so neither `within` nor `order`")
+            if len(operand.strides) != len(operand.shape):
+                self.fail("`strides` must have the rank of `shape`")
+            if not -1 <= operand.stick < len(operand.shape):
+                self.fail(f"no dim {operand.stick} can lie on the stick")
             self.u(rules.STRIDED, "layout")
             self.exprs(operand.strides)
             self.s(operand.stick, "stick")

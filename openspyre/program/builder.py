@@ -204,7 +204,8 @@ class ProgramBuilder:
         strides: Sequence[ExprLike] | None = None,
         stick: int = -1,
     ) -> Tensor:
-        """A tensor in LPDDR5; see `model.Operand`."""
+        """A tensor in LPDDR5; see `model.Operand`. `strides`: bytes a step of each dim (of dim
+        `stick`: a stick), which may be expressions over symbols."""
         self._take(self._places, name, "operand")
         sizes = tuple(expr(size) for size in shape)
         outer = None if within is None else tuple(expr(size) for size in within)
@@ -212,6 +213,12 @@ class ProgramBuilder:
         axes = None if order is None else tuple(order)
         if strides is not None:
             steps = tuple(expr(stride) for stride in strides)
+            if outer is not None or axes is not None:
+                raise ProgramError(f"operand {name}: strides go with neither within nor order")
+            if len(steps) != len(sizes) or not -1 <= stick < len(sizes):
+                raise ProgramError(
+                    f"operand {name}: {len(steps)} strides, stick {stick}, rank {len(sizes)}"
+                )
             self._operands.append(
                 Operand(name, role, dtype, found, sizes, outer, axes, offset, steps, stick)
             )
@@ -279,16 +286,17 @@ class ProgramBuilder:
         *,
         format: Format | None = None,
         order: Sequence[int] | None = None,
+        strides: Sequence[int] | None = None,
+        stick: int = -1,
     ) -> Tensor:
         """LPDDR5 of one launch, placed after the scratch tensors before it."""
         found = format or format_for(dtype, self.mode)
-        sizes = tuple(expr(size) for size in shape)
-        nbytes = operand_strides(sizes, None if order is None else tuple(order), found)[2]
         offset = self._dynamic
-        self._dynamic += nbytes
+        self._dynamic += _operand_bytes(shape, found, order, strides, stick)
         return self.operand(
-            Role.SCRATCH, name, shape, dtype, format=found, order=order, offset=offset
-        )
+            Role.SCRATCH, name, shape, dtype,
+            format=found, order=order, offset=offset, strides=strides, stick=stick,
+        )  # fmt: skip
 
     def const(
         self,
@@ -298,18 +306,22 @@ class ProgramBuilder:
         device_bytes: bytes,
         *,
         order: Sequence[int] | None = None,
+        strides: Sequence[int] | None = None,
+        stick: int = -1,
     ) -> Tensor:
         """A tensor that the image carries: `device_bytes` are its sticks in its layout."""
         found = format_for(dtype, self.mode)
-        sizes = tuple(expr(size) for size in shape)
-        nbytes = operand_strides(sizes, None if order is None else tuple(order), found)[2]
+        nbytes = _operand_bytes(shape, found, order, strides, stick)
         if len(device_bytes) != nbytes:
             raise ProgramError(
                 f"const {name}: its layout has {nbytes} bytes, {len(device_bytes)} were given"
             )
         offset = len(self._data)
         self._data += device_bytes
-        return self.operand(Role.CONST, name, shape, dtype, order=order, offset=offset)
+        return self.operand(
+            Role.CONST, name, shape, dtype,
+            order=order, offset=offset, strides=strides, stick=stick,
+        )  # fmt: skip
 
     def value(
         self,
@@ -683,3 +695,21 @@ class ProgramBuilder:
             queues={unit: tuple(self._queues[unit]) for unit in Unit if self._queues.get(unit)},
             data=bytes(self._data),
         )
+
+
+def _operand_bytes(
+    shape: Sequence[int],
+    format: Format,
+    order: Sequence[int] | None,
+    strides: Sequence[int] | None,
+    stick: int,
+) -> int:
+    """Bytes of an operand of constant sizes, whole sticks."""
+    if strides is None:
+        sizes = tuple(expr(size) for size in shape)
+        return operand_strides(sizes, None if order is None else tuple(order), format)[2]
+    eps = format.elements_per_stick
+    return STICK_BYTES + sum(
+        ((size - 1) // eps if dim == stick else size - 1) * stride
+        for dim, (size, stride) in enumerate(zip(shape, strides, strict=True))
+    )

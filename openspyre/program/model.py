@@ -95,9 +95,9 @@ class Operand:
 
     Or the layout is given outright, and `within` and `order` are not: `strides` are the bytes a
     step of each dim (of dim `stick`: a stick), multiples of 128, 0 for a dim that does not move;
-    `stick`
-    is the dim on the stick, -1 for one element a stick. So any affine view of a storage is an
-    operand. Elements of what is stored must lie apart.
+    `stick` is the dim on the stick, -1 for one element a stick. So any affine view of a storage
+    is an operand. Elements of OUT, INOUT and SCRATCH must lie apart; what a last stick holds
+    beyond its dim is lost when the operand is stored.
     """
 
     name: str

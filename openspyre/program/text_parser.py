@@ -208,6 +208,8 @@ class _Parser:
         version = lex.integer("the version", 1)
         if version > VERSION:
             lex.fail(start.at, f"version {version} is too new, this OpenSpyre reads {VERSION}")
+        if version < 1:
+            lex.fail(start.at, f"{version} is no version")
         lex.expect("card")
         card_name = lex.string("the card's name")
         lex.expect("cores")
@@ -229,7 +231,7 @@ class _Parser:
         return Program(
             name, card, tuple(self.grid), tuple(self.symbols), tuple(self.operands),
             tuple(self.values), tuple(self.buffers), tuple(self.tokens), tuple(self.lets),
-            self.queues, self.data or b"", version,
+            self.queues, self.data or b"",
         )  # fmt: skip
 
     def digit(self) -> Digit:

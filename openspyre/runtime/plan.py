@@ -40,6 +40,7 @@ MAX_SLOTS = 64
 class ExpectedArgument:
     """What a launch must pass as tensor `index`. Sizes are text: numbers, or expressions over the
     plan's symbols. `within` and `order` are the layout's (docs/program.md, Operand); None: default.
+    Or `strides` (bytes, text as sizes) and `stick` are.
     `programs` are the names of those that use it."""
 
     index: int
@@ -51,6 +52,8 @@ class ExpectedArgument:
     within: tuple[str, ...] | None
     order: tuple[int, ...] | None
     programs: tuple[str, ...]
+    strides: tuple[str, ...] | None = None
+    stick: int = -1
 
 
 @dataclass(frozen=True)
@@ -208,9 +211,10 @@ class JobPlan:
         for a in self.expected_arguments:
             within = f" within [{', '.join(a.within)}]" if a.within else ""
             order = f" order {list(a.order)}" if a.order else ""
+            strides = f" strides [{', '.join(a.strides)}] stick {a.stick}" if a.strides else ""
             lines.append(
                 f"  argument {a.index}: {a.role} {a.name} {a.dtype} ({a.format}) "
-                f"[{', '.join(a.shape)}]{within}{order}"
+                f"[{', '.join(a.shape)}]{within}{order}{strides}"
             )
         lines += [f"  symbol {name}: {kind}" for name, kind in self.symbols.items()]
         for i, step in enumerate(self._code.steps):
@@ -321,6 +325,8 @@ def _expected(code: SpyreCode, index: int) -> ExpectedArgument:
         within=None if operand.within is None else tuple(map(str, operand.within)),
         order=operand.order,
         programs=tuple(program.name for program, _ in uses),
+        strides=None if operand.strides is None else tuple(map(str, operand.strides)),
+        stick=operand.stick,
     )
 
 
@@ -335,6 +341,8 @@ def _argument_dict(a: ExpectedArgument) -> dict[str, Any]:
         "within": None if a.within is None else list(a.within),
         "order": None if a.order is None else list(a.order),
         "programs": list(a.programs),
+        "strides": None if a.strides is None else list(a.strides),
+        "stick": a.stick,
     }
 
 
