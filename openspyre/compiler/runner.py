@@ -19,6 +19,7 @@ from openspyre.compiler.build import GraphBuilder, Scalar
 from openspyre.compiler.errors import CompileError
 from openspyre.compiler.graph import Role
 from openspyre.compiler.options import CompileOptions
+from openspyre.compiler.sizes import known
 from openspyre.compiler.traced import (
     SEEDED,
     Call,
@@ -28,6 +29,7 @@ from openspyre.compiler.traced import (
     lower_region,
 )
 from openspyre.compiler.view import View
+from openspyre.device.random import take_blocks
 from openspyre.formats import Mode, format_for
 from openspyre.program.model import Card
 
@@ -40,10 +42,10 @@ class Planned:
 
     loaded: launch.LoadedRegion
     sources: list[tuple[int, Bound]]
-    outputs: list[tuple[list[int], list[int], torch.dtype]]
+    outputs: list[tuple[Sequence[int], Sequence[int], torch.dtype]]
     copied: list[int]
     back: list[int]
-    draws: int
+    draws: list[int]
 
 
 class Runner:
@@ -88,10 +90,10 @@ class Runner:
             bounds.append(bound)
         symbols: dict[str, int | float] = {}
         if plan.draws:
-            from openspyre.device.random import take_blocks
-
-            seed, offset = take_blocks(self.device, plan.draws)
-            symbols |= {"seed": seed, "offset": offset}
+            symbols["seed"], offset = take_blocks(self.device, sum(plan.draws))
+            for number, blocks in enumerate(plan.draws):
+                symbols[f"offset{number}"] = offset
+                offset += blocks
         plan.loaded.run(launched, bounds, symbols)
         for number in plan.back:
             tensors[number].copy_(ready[number])
@@ -108,6 +110,7 @@ class Runner:
         views: list[View] = []
         for number, tensor in enumerate(tensors):
             bound = bind(tensor)
+            strides: Sequence[int]
             if bound is None or (number in self.written and not bound.whole_sticks):
                 copied.append(number)
                 strides = torch.empty(tensor.shape, device="meta").stride()
@@ -119,9 +122,9 @@ class Runner:
             made = bound.tensor(b, f"a{number}", dtype, Role.INPUT)
             sources[made.name] = (number, bound)
             views.append(bound.view(made))
-        draws = [0]
+        draws: list[int] = []
         results = lower_region(self.region, b, views, dict(symbols), extra=self._seeds(b, draws))
-        outputs: list[tuple[list[int], list[int], torch.dtype]] = []
+        outputs: list[tuple[Sequence[int], Sequence[int], torch.dtype]] = []
         for result, value in zip(self.region.results, results, strict=True):
             if result.into >= 0:
                 continue
@@ -139,7 +142,7 @@ class Runner:
             outputs,
             copied,
             [n for n in copied if n in self.written],
-            draws[0],
+            draws,
         )
 
     def _result(
@@ -165,16 +168,17 @@ class Runner:
     def _seeds(
         b: GraphBuilder, draws: list[int]
     ) -> Callable[[Call, dict[str, Any]], dict[str, Any]]:
-        """Gives seeded operations their symbols, once for the region."""
+        """Gives seeded operations the generator's numbers: `draws` gets the Philox blocks of each,
+        and symbol offset<n> is where those of the n-th begin."""
 
         def extra(call: Call, kwargs: dict[str, Any]) -> dict[str, Any]:
             if call.op not in SEEDED:
                 return kwargs
-            if not draws[0]:
+            if not draws:
                 b.scalar("seed", 0)
-                b.scalar("offset", 0)
-            draws[0] += 1
-            return kwargs | {"seed": Scalar("seed", "l"), "offset": Scalar("offset", "l")}
+            offset = b.scalar(f"offset{len(draws)}", 0)
+            draws.append(known_blocks(call.args))
+            return kwargs | {"seed": Scalar("seed", "l"), "offset": offset}
 
         return extra
 
@@ -183,3 +187,12 @@ class Runner:
 
         spec = configuration().card
         return CompileOptions(card=Card(spec.name, spec.cores, spec.lx_bytes), mode=mode)
+
+
+def known_blocks(args: Sequence[Any]) -> int:
+    """Blocks that a call of a seeded operation takes."""
+    from openspyre.compiler.lower.seeds import seed_blocks
+
+    blocks = known(seed_blocks(args[0]))
+    assert blocks is not None
+    return blocks

@@ -6,6 +6,8 @@ A state is a CPU ByteTensor of 16 bytes (seed, offset).
 from __future__ import annotations
 
 import contextlib
+import struct
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from typing import overload
 
@@ -71,6 +73,21 @@ def get_rng_state(device: Device = "spyre") -> torch.Tensor:
 def set_rng_state(new_state: torch.Tensor, device: Device = "spyre") -> None:
     """Sets the state of `device` from what `get_rng_state` gave."""
     default_generators[device_index(device)].set_state(new_state)
+
+
+_taking = threading.Lock()
+
+
+def take_blocks(device: int, blocks: int) -> tuple[int, int]:
+    """(seed, first block) of `blocks` Philox blocks of a device's generator, which goes on behind
+    them. Both as signed 64-bit numbers."""
+    generator = default_generators[device]
+    with _taking:
+        state = bytes(generator.get_state().tolist())
+        seed, offset = struct.unpack("<qq", state)
+        after = struct.pack("<qq", seed, offset + blocks)
+        generator.set_state(torch.tensor(list(after), dtype=torch.uint8))
+    return seed, offset
 
 
 def get_rng_state_all() -> list[torch.Tensor]:
