@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from random_graphs import Made, Random
 
 from openspyre.compiler.build import GraphBuilder
+from openspyre.compiler.check import check
 from openspyre.compiler.graph import Graph, OpKind
 from openspyre.compiler.interpret import interpret
 from openspyre.compiler.options import CompileOptions
@@ -33,8 +34,10 @@ def same(before: dict[str, Any], after: dict[str, Any]) -> None:
 @given(st.data())
 def test_canonicalize_changes_no_value(data: Any) -> None:
     made = Random(data.draw, placed=False)
+    check(made.graph)
     before = made.run()
     canonicalize(made.graph, OPTIONS)
+    check(made.graph)
     same(before, made.run())
     text = made.graph.to_text()
     canonicalize(made.graph, OPTIONS)

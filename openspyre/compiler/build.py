@@ -31,7 +31,7 @@ from openspyre.compiler.graph import (
     Symbol,
     Tensor,
 )
-from openspyre.compiler.sizes import Size, known, product, same
+from openspyre.compiler.sizes import Size, known, plus, product, same
 from openspyre.compiler.view import NeedsCopy, View, common_factors, fresh
 from openspyre.formats import Mode
 from openspyre.program import body as f
@@ -350,6 +350,13 @@ class GraphBuilder:
         inner = common_factors([a.factor_sizes(n + 1), b.factor_sizes(n)])
         if inner is None or len(inner) > 1:
             a, b = self._plain(a, n + 1), self._plain(b, n)
+        # Every label must move what it belongs to: no product of broadcast dims.
+        if not (_moves(a, n) and _moves(a, n + 1)):
+            a = self.contiguous(a)
+        if not (_moves(b, n) and _moves(b, n + 1)):
+            b = self.contiguous(b)
+        if not all(_moves(a, d) or _moves(b, d) for d in range(n)):
+            a = self.contiguous(a)
         # One box [.., M, N, K]; a lacks N, b lacks M.
         sizes = (*wanted, a.size(n), b.size(n + 1), a.size(n + 1))
         left = a.unsqueeze(n + 1)
@@ -410,6 +417,10 @@ class GraphBuilder:
         indices = [w for w in where if isinstance(w, View)]
         box = self._box([value, *indices], value.shape)
         target, box, names = self._matched(target, box, where)
+        access = _indexed(target, names)
+        if not access.indirect:  # dims of size 1: all points meet
+            self._meet(target, value, where, add)
+            return
         register = REGISTER[target.dtype]
         body = trace(
             lambda x, *_: typed(x, value.dtype, register),
@@ -418,9 +429,30 @@ class GraphBuilder:
         self._add(
             Op(
                 OpKind.SCATTER, self.operation, box.labels, box.accesses,
-                [_indexed(target, names)], body, add=add, source=self.source,
+                [access], body, add=add, source=self.source,
             )
         )  # fmt: skip
+
+    def _meet(self, target: View, value: View, where: Sequence[Where], add: bool) -> None:
+        """A scatter whose indices can only be 0."""
+        moved = [w for w in where if isinstance(w, int)]
+        gone = [d for d in range(value.rank) if d not in moved]
+        if add and gone:
+            (value,) = self.reduce(Combine.SUM, value, gone, keepdim=True, compute=target.dtype)
+        elif gone:
+            for d in gone:
+                value = value.slice(d, plus(value.size(d), -1), 1)  # the last one stays
+        value = value.permute([*moved, *gone])
+        for _ in gone:
+            value = value.squeeze(len(moved))
+        for d, w in enumerate(where):
+            if isinstance(w, View):
+                value = value.unsqueeze(d)
+        if add:
+            value = self.map(
+                lambda x, y: x + y, target, value, dtype=target.dtype, compute=target.dtype
+            )  # fmt: skip
+        self.store(target, value)
 
     # --- helpers
 
@@ -469,7 +501,10 @@ class GraphBuilder:
 
     def _match(self, view: View, d: int, box: Box, dim: int) -> tuple[View, Box]:
         """Brings dim d of `view` and dim `dim` of the box to the same factors."""
-        mine, theirs = view.factor_sizes(d), tuple(box.labels[n] for n in box.dims[dim])
+        theirs = tuple(box.labels[n] for n in box.dims[dim])
+        if view.dims[d] and not same(view.size(d), product(theirs)):
+            view = view.slice(d, 0, product(theirs))  # the box may be smaller than the tensor
+        mine = view.factor_sizes(d)
         if not mine:
             return view, box
         found = common_factors([mine, theirs])
@@ -668,6 +703,12 @@ def _View_over_access(access: Access, box: Box) -> View:
         tuple(tuple(n for n in names if n in used) for names in box.dims),
         tuple(i for i in access.index if isinstance(i, Affine)),
     )
+
+
+def _moves(view: View, dim: int) -> bool:
+    """Whether every factor of a dim moves an index."""
+    moved = {label for index in view.index for label in index.labels}
+    return all(name in moved for name in view.dims[dim])
 
 
 def _dropped(view: View, dims: Sequence[int]) -> View:
