@@ -78,7 +78,8 @@ class _Work:
         for tensor in _tensors(ops):
             key = id(tensor)
             outside = key not in made or tensor.role is not Role.TEMP
-            if outside or any(r not in at for r in self.readers.get(key, ())):
+            readers = self.readers.get(id(tensor.memory), ())
+            if outside or any(r not in at for r in readers):
                 found.add(key)
         return found
 
@@ -89,8 +90,8 @@ def fuse(graph: Graph, options: CompileOptions) -> list[Kernel]:
     graph.ops = ops
     readers: dict[int, list[int]] = {}
     for position, op in enumerate(ops):
-        for tensor in {id(a.tensor) for a in op.inputs}:
-            readers.setdefault(tensor, []).append(position)
+        for memory in {id(a.tensor.memory) for a in op.inputs}:
+            readers.setdefault(memory, []).append(position)
     work = _Work(graph, options, ops, readers)
     groups: list[Group] = []
     home: list[Group] = []  # of each op
@@ -138,13 +139,15 @@ def _dependencies(ops: list[Op]) -> list[list[int]]:
     for position, op in enumerate(ops):
         before: list[int] = []
         for access in op.inputs:
-            before += writers.get(id(access.tensor), [])
+            before += writers.get(id(access.tensor.memory), [])
         for access in op.outputs:
-            before += writers.get(id(access.tensor), []) + readers.get(id(access.tensor), [])
+            before += writers.get(id(access.tensor.memory), []) + readers.get(
+                id(access.tensor.memory), []
+            )
         for access in op.inputs:
-            readers.setdefault(id(access.tensor), []).append(position)
+            readers.setdefault(id(access.tensor.memory), []).append(position)
         for access in op.outputs:
-            writers.setdefault(id(access.tensor), []).append(position)
+            writers.setdefault(id(access.tensor.memory), []).append(position)
         out.append(sorted(set(before)))
     return out
 
@@ -176,27 +179,30 @@ def _join(group: Group, op: Op, position: int, work: _Work) -> Op | None:
 
 def _unwritten(group: Group, op: Op) -> bool:
     """Nothing that the op writes may be written in the group already."""
-    return not any(id(a.tensor) in group.made for a in op.outputs)
+    made = {id(tensor.memory) for tensor in group.made.values()}
+    return not any(id(a.tensor.memory) in made for a in op.outputs)
 
 
 def _one_way(group: Group, op: Op) -> bool:
     """What is written in the group, now or then, is addressed in one way only: an element is loaded
     and stored in the same turn."""
+    made = {id(tensor.memory): tensor for tensor in group.made.values()}
     for access in op.inputs:
-        if id(access.tensor) in group.made and group.index[id(access.tensor)].index != access.index:
+        written = made.get(id(access.tensor.memory))
+        if written is None:
+            continue
+        if written is not access.tensor or group.index[id(written)].index != access.index:
             return False
     for access in op.outputs:
-        same_tensor = [
-            a
-            for other in (*group.ops, op)
-            for a in (*other.inputs, *other.outputs)
-            if a.tensor is access.tensor
-        ]
-        if any(a.index != access.index for a in same_tensor):
-            return False
-        others = [o for o in group.ops if any(a.tensor is access.tensor for a in o.inputs)]
-        if any(set(o.labels) != set(op.labels) for o in others):
-            return False
+        memory = access.tensor.memory
+        for other in (*group.ops, op):
+            for a in (*other.inputs, *other.outputs):
+                if a.tensor.memory is memory and (
+                    a.tensor is not access.tensor
+                    or a.index != access.index
+                    or set(other.labels) != set(op.labels)
+                ):
+                    return False
     return True
 
 

@@ -138,10 +138,16 @@ def inline_maps(graph: Graph) -> list[Op]:
     users: dict[int, int] = {}
     writes: dict[int, list[int]] = {}
     for position, op in enumerate(graph.ops):
-        for read in {id(a.tensor) for a in op.inputs}:
+        for read in {id(a.tensor.memory) for a in op.inputs}:
             users[read] = users.get(read, 0) + 1
         for access in op.outputs:
-            writes.setdefault(id(access.tensor), []).append(position)
+            writes.setdefault(id(access.tensor.memory), []).append(position)
+    aliased = {
+        id(a.tensor.memory)
+        for op in graph.ops
+        for a in (*op.inputs, *op.outputs)
+        if a.tensor.alias is not None
+    }
     products = {
         id(op.outputs[0].tensor): position
         for position, op in enumerate(graph.ops)
@@ -156,7 +162,8 @@ def inline_maps(graph: Graph) -> list[Op]:
         if op.kind is OpKind.MAP and not _indirect(op):
             for number, access in enumerate(op.outputs):
                 tensor = access.tensor
-                if tensor.role is Role.TEMP and len(writes[id(tensor)]) == 1:
+                once = id(tensor) not in aliased and len(writes.get(id(tensor), ())) == 1
+                if tensor.role is Role.TEMP and once:
                     makers[id(tensor)] = _Maker(op, number, position)
     return live(out)
 
@@ -233,10 +240,10 @@ def _worth(op: Op, maker: _Maker, users: Mapping[int, int]) -> bool:
 def _still(maker: _Maker, position: int, op: Op, writes: Mapping[int, list[int]]) -> bool:
     """Whether what the map reads is at `position` what it was."""
     for access in maker.op.inputs:
-        tensor = access.tensor
-        if any(maker.position <= at < position for at in writes.get(id(tensor), ())):
+        memory = access.tensor.memory
+        if any(maker.position <= at < position for at in writes.get(id(memory), ())):
             return False
-        if any(a.tensor is tensor for a in op.outputs):
+        if any(a.tensor.memory is memory for a in op.outputs):
             return False
     return True
 
@@ -376,7 +383,7 @@ def live(ops: Sequence[Op]) -> list[Op]:
         wanted = [
             n
             for n, a in enumerate(op.outputs)
-            if a.tensor.role is not Role.TEMP or id(a.tensor) in needed
+            if a.tensor.role is not Role.TEMP or id(a.tensor.memory) in needed
         ]
         if not wanted:
             continue
@@ -385,8 +392,8 @@ def live(ops: Sequence[Op]) -> list[Op]:
             body = pruned(op.body.nodes, [op.body.results[n] for n in wanted])
             op = replace(op, outputs=[op.outputs[n] for n in wanted], body=body)
         op = without_unused(op)
-        needed |= {id(a.tensor) for a in op.inputs}
+        needed |= {id(a.tensor.memory) for a in op.inputs}
         if op.kind is OpKind.SCATTER:
-            needed |= {id(a.tensor) for a in op.outputs}
+            needed |= {id(a.tensor.memory) for a in op.outputs}
         out.append(op)
     return out[::-1]

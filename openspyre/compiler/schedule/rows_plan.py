@@ -27,7 +27,7 @@ from openspyre.formats import Format
 from openspyre.program.model import Body, Node
 from openspyre.program.ops import LANE_ACCUMULATORS, Combine
 
-TILE_BYTES = 192 << 10
+TILE_BYTES = 128 << 10
 """Bytes of arguments a tile should have: large enough that a task's start does not count."""
 
 LEAST_TILE_BYTES = 8 << 10
@@ -497,7 +497,18 @@ def _chunkable(plan: Plan, labels: Sequence[str]) -> bool:
             return False
         if op.kind is OpKind.REDUCE and bound and list(op.reduced[: len(labels)]) != list(labels):
             return False
-    return _passes(plan, wanted) is not None
+    found = _passes(plan, wanted)
+    return found is not None and _loaded_first(plan, found[0])
+
+
+def _loaded_first(plan: Plan, passes: Sequence[Sequence[Op]]) -> bool:
+    """Whether no pass loads again what this or an earlier one has stored."""
+    stored: set[Key] = set()
+    for ops in passes:
+        if any(key_of(a) in stored for op in ops for a in op.inputs if key_of(a) in plan.loads):
+            return False
+        stored |= {key_of(a) for op in ops for a in op.outputs}
+    return True
 
 
 def _passes(plan: Plan, chunked: set[str]) -> tuple[list[list[Op]], list[list[Op]]] | None:
