@@ -274,6 +274,32 @@ _ROWS: tuple[Variable, ...] = (
         parse=_names("allow", "warn", "error"),
     ),
     Variable(
+        name="OPENSPYRE_EAGER",
+        default="fallback",
+        values="native, fallback",
+        meaning="native: eager operations are compiled for the card where the compiler knows them; "
+        "fallback: the CPU computes all of them.",
+        read_by="openspyre/device, csrc/torch native_ops",
+        parse=_names("native", "fallback"),
+    ),
+    Variable(
+        name="OPENSPYRE_STRICT",
+        default="0",
+        values="0, 1",
+        meaning="1: an error inside the compiler is raised; 0: the CPU computes the operation, "
+        "with a warning, and the account says why.",
+        read_by="openspyre/ops eager",
+        parse=_choice(_FLAG),
+    ),
+    Variable(
+        name="OPENSPYRE_CACHE_DIR",
+        default="~/.cache/openspyre",
+        values="directory, or off",
+        meaning="Where compiled regions are kept for other processes.",
+        read_by="openspyre/compiler cache",
+        parse=str,
+    ),
+    Variable(
         name="OPENSPYRE_ISA",
         default="auto",
         values="auto, portable, avx2, avx512",
@@ -488,6 +514,7 @@ class Configuration:
     card: CardSpec
     initial_device: int
     fallback: str
+    eager: str
     isa: str
     allow_tiled_launch: bool
 
@@ -585,6 +612,7 @@ def configuration(environ: Mapping[str, str] | None = None) -> Configuration:
     tiled: bool | None = get("OPENSPYRE_ALLOW_TILED_LAUNCH")
     upstream_tiled: bool = get("SPYRE_ALLOW_TILED_LAUNCH")
     fallback: str = get("OPENSPYRE_FALLBACK")
+    eager: str = get("OPENSPYRE_EAGER")
     isa: str = get("OPENSPYRE_ISA")
     return Configuration(
         devices=() if errors else tuple(device(where) for where in selection.devices),
@@ -598,6 +626,7 @@ def configuration(environ: Mapping[str, str] | None = None) -> Configuration:
         card=card,
         initial_device=rank,
         fallback=fallback,
+        eager=eager,
         isa=isa,
         allow_tiled_launch=upstream_tiled if tiled is None else tiled,
     )

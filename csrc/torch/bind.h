@@ -34,6 +34,7 @@ void bind_fallback(py::module_& m);
 void bind_program(py::module_& m);
 void bind_plan(py::module_& m);
 void bind_facts(py::module_& m);
+void bind_native(py::module_& m);
 
 // Names of enumerators. Parsing ignores case, '_', '-' and ' '; an unknown name throws
 // py::value_error naming the field, the value and the choices.

@@ -7,6 +7,7 @@
 #include "torch/allocation.h"
 #include "torch/bind.h"
 #include "torch/errors.h"
+#include "torch/layout_numbers.h"
 
 namespace openspyre::device {
 
@@ -22,8 +23,9 @@ struct Interned {
            int64_t>
       numbers;
   std::vector<std::shared_ptr<const Layout>> layouts;
-  // The last few by identity, so that the usual case compares a pointer.
-  std::array<std::pair<const Layout*, int64_t>, 64> recent{};
+  // The last few by identity, so that the usual case compares a pointer. Held: a pointer here is
+  // never another layout's.
+  std::array<std::pair<std::shared_ptr<const Layout>, int64_t>, 64> recent{};
 };
 
 Interned& interned() {
@@ -31,22 +33,30 @@ Interned& interned() {
   return *table;
 }
 
-int64_t number_of(const std::shared_ptr<const Layout>& layout) {
+}  // namespace
+
+int64_t layout_number(const std::shared_ptr<const Layout>& layout) {
   Interned& table = interned();
   const std::lock_guard<std::mutex> lock(table.mutex);
   auto& slot = table.recent[(reinterpret_cast<uintptr_t>(layout.get()) >> 5) % 64];
-  // A number keeps its layout alive, so that a pointer in `recent` is never another layout's.
-  if (slot.first == layout.get() && slot.first != nullptr) return slot.second;
+  if (slot.first == layout) return slot.second;
   auto key = std::make_tuple(layout->host_size(), layout->device_size(), layout->stride_map(),
                              static_cast<int>(layout->format()));
-  const auto found = table.numbers.find(key);
-  if (found != table.numbers.end()) return found->second;
-  const auto number = static_cast<int64_t>(table.layouts.size());
-  table.numbers.emplace(std::move(key), number);
-  table.layouts.push_back(layout);
-  slot = {layout.get(), number};
-  return number;
+  const auto [found, fresh] =
+      table.numbers.emplace(std::move(key), static_cast<int64_t>(table.layouts.size()));
+  if (fresh) table.layouts.push_back(layout);
+  slot = {layout, found->second};
+  return found->second;
 }
+
+std::shared_ptr<const Layout> layout_of_number(int64_t number) {
+  Interned& table = interned();
+  const std::lock_guard<std::mutex> lock(table.mutex);
+  if (number < 0 || number >= static_cast<int64_t>(table.layouts.size())) return nullptr;
+  return table.layouts[static_cast<size_t>(number)];
+}
+
+namespace {
 
 // The number of the layout of the storage behind `tensor`; -1 for one of zero bytes.
 int64_t storage_facts(const py::handle& tensor) {
@@ -58,17 +68,14 @@ int64_t storage_facts(const py::handle& tensor) {
   const AllocationRef held(self);
   if (!held) return -1;
   if (!held->typed) guarded([&] { pin(*held, self); });
-  return number_of(layout_of(*held));
+  return layout_number(layout_of(*held));
 }
 
 py::tuple layout_by_number(int64_t number) {
-  Interned& table = interned();
-  const std::lock_guard<std::mutex> lock(table.mutex);
-  if (number < 0 || number >= static_cast<int64_t>(table.layouts.size()))
-    throw py::index_error("no layout has the number " + std::to_string(number));
-  const Layout& layout = *table.layouts[static_cast<size_t>(number)];
-  return py::make_tuple(layout.host_size(), layout.device_size(), layout.stride_map(),
-                        machine::format_name(layout.format()));
+  const std::shared_ptr<const Layout> layout = layout_of_number(number);
+  if (!layout) throw py::index_error("no layout has the number " + std::to_string(number));
+  return py::make_tuple(layout->host_size(), layout->device_size(), layout->stride_map(),
+                        machine::format_name(layout->format()));
 }
 
 }  // namespace

@@ -24,8 +24,11 @@ void bind_fallback(py::module_& m) {
         using Notes = std::vector<std::string>;
         std::vector<std::tuple<std::string, uint64_t, uint64_t, uint64_t, Notes>> rows;
         for (const FallbackCount& count : fallback_counts()) {
+          Notes notes;
+          if (count.widened) notes.emplace_back("16-bit operands in float32");
+          if (!count.reason.empty()) notes.push_back(count.reason);
           rows.emplace_back(count.op, count.calls, count.bytes_to_host, count.bytes_to_device,
-                            count.widened ? Notes{"16-bit operands in float32"} : Notes{});
+                            std::move(notes));
         }
         return rows;
       },

@@ -29,6 +29,7 @@
 #include "torch/current.h"
 #include "torch/dtypes.h"
 #include "torch/generator.h"
+#include "torch/native_ops.h"
 #include "torch/operator_facts.h"
 #include "torch/sparse.h"
 
@@ -514,6 +515,10 @@ template <c10::DispatchKey host_key>
 void fallback(const c10::OperatorHandle& op, Stack* stack) {
   std::unique_ptr<OperatorFacts> owner;
   const OperatorFacts& facts = facts_of(op, owner);
+  // What is computed below is neither recorded by autograd nor cast by an autocast region.
+  const c10::impl::ExcludeDispatchKeyGuard guard(
+      c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset);
+  if (host_key == c10::DispatchKey::CPU && native_enabled() && run_native(op, facts, stack)) return;
   if (fallback_policy() != FallbackPolicy::Allow) {
     apply_fallback_policy(*facts.account, describe_call(facts, *stack));
   }
@@ -528,9 +533,6 @@ void fallback(const c10::OperatorHandle& op, Stack* stack) {
                               " has no kernel on the spyre device "
                               "and none on the CPU that could stand in. Arguments: ",
                               describe_call(facts, *stack), ".");
-  // The host's own work is neither recorded by autograd nor cast by a CPU autocast region.
-  const c10::impl::ExcludeDispatchKeyGuard guard(
-      c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset);
   Call(facts, host_key, stack).run(op);
 }
 

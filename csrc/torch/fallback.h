@@ -37,6 +37,7 @@ struct FallbackAccount {
   std::atomic<uint64_t> calls{0}, bytes_to_host{0}, bytes_to_device{0};
   std::atomic<bool> listed{false}, warned{false};
   std::atomic<bool> widened{false};  // a call computed 16-bit operands in float32
+  std::string reason;  // why not on the card, of the last call that said; see note_reason
 };
 
 // The account of `op`, made at the first request.
@@ -46,7 +47,11 @@ struct FallbackCount {
   std::string op;
   uint64_t calls, bytes_to_host, bytes_to_device;
   bool widened;
+  std::string reason;
 };
+// Says why the card does not compute an operation. Thread-safe.
+void note_reason(FallbackAccount& account, const std::string& reason);
+
 // Operations in the order in which they were first seen; those never called are left out.
 std::vector<FallbackCount> fallback_counts();
 // Forgets all counts and which operations have warned.

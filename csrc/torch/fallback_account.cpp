@@ -77,7 +77,7 @@ std::vector<FallbackCount> fallback_counts() {
   counts.reserve(b.order.size());
   for (const FallbackAccount* account : b.order) {
     counts.push_back({account->name, account->calls.load(), account->bytes_to_host.load(),
-                      account->bytes_to_device.load(), account->widened.load()});
+                      account->bytes_to_device.load(), account->widened.load(), account->reason});
   }
   return counts;
 }
@@ -93,7 +93,14 @@ void reset_fallback_counts() {
     account->listed = false;
     account->warned = false;
     account->widened = false;
+    account->reason.clear();
   }
+}
+
+void note_reason(FallbackAccount& account, const std::string& reason) {
+  Book& b = book();
+  const std::lock_guard<std::mutex> lock(b.mutex);
+  if (account.reason != reason) account.reason = reason;
 }
 
 void apply_fallback_policy(FallbackAccount& account, const std::string& arguments) {

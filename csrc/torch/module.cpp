@@ -21,4 +21,5 @@ PYBIND11_MODULE(_C, m) {
   bind_program(m);
   bind_plan(m);
   bind_facts(m);
+  bind_native(m);
 }

@@ -10,6 +10,7 @@ elements and then sticks). What has no such description is `None`: the caller co
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -262,17 +263,24 @@ def _is_contiguous(sizes: Sequence[int], strides: Sequence[int]) -> bool:
 def bind(tensor: torch.Tensor) -> Bound | None:
     """A spyre tensor with elements as the Graph sees it; None when it has to be copied first, also
     for a view with another dtype than its storage's."""
-    layout, same_dtype, shift = _facts(tensor)
+    layout, same_dtype, origin = tensor_facts(tensor)
     if not same_dtype:
         return None
-    return bind_view(layout, tensor.shape, tensor.stride(), tensor.storage_offset() + shift)
+    return bind_view(layout, tuple(tensor.shape), tensor.stride(), origin)
 
 
-def _facts(tensor: torch.Tensor) -> tuple[SpyreTensorLayout, bool, int]:
-    """The layout of a tensor's storage, whether the storage holds the tensor's dtype, and where in
-    the linear space the storage's pointer stands."""
+def tensor_facts(tensor: torch.Tensor) -> tuple[SpyreTensorLayout, bool, int]:
+    """The layout of a tensor's storage, whether the storage holds the tensor's dtype, and the
+    linear element at which the tensor begins."""
     from openspyre import _C
 
-    host_size, device_size, stride_map, name, same_dtype, shift = _C.tensor_facts(tensor)
-    layout = SpyreTensorLayout(host_size, device_size, stride_map, Format[name])
-    return layout, same_dtype, shift
+    number, same_dtype, origin = _C.tensor_facts(tensor)
+    return _layout(number), same_dtype, origin
+
+
+@functools.cache
+def _layout(number: int) -> SpyreTensorLayout:
+    from openspyre import _C
+
+    host_size, device_size, stride_map, name = _C.layout_by_number(number)
+    return SpyreTensorLayout(tuple(host_size), tuple(device_size), tuple(stride_map), Format[name])

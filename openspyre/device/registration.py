@@ -72,6 +72,7 @@ def _apply(wanted: env.Configuration) -> None:
     if wanted.error:
         return  # the first use of the device raises it
     _C.fallback_set_policy(wanted.fallback)
+    _C.native_set_enabled(wanted.eager == "native")
     if wanted.isa and wanted.isa != "auto":
         _C.set_isa(wanted.isa)
     if wanted.initial_device:

@@ -7,7 +7,7 @@ here is what the directory would give. Needs the extension.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from openspyre import _C
@@ -77,8 +77,10 @@ def prepare_programs(
     *,
     name: str = "region",
     images: Sequence[bytes] | None = None,
+    sizes: Collection[str] | None = None,
 ) -> JobPlan:
     """A plan that runs the kernels one after the other in one launch. Nothing is verified here.
+    `sizes`: the symbols that durations depend on; None: all.
 
     Raises SpyreCodeError for a card that is too small, torch.OutOfMemoryError.
     """
@@ -95,8 +97,32 @@ def prepare_programs(
         "inits": [(init.dev_ptr, init.data) for init in code.inits],
         "steps": [_describe_step(s, n) for s, n in zip(code.steps, names, strict=True)],
     }
-    native = _C.Plan(device, description, _cost_function(code, card))
+    native = _C.Plan(device, description, _memoized(code, card, sizes))
     return JobPlan(code, device, native, names)
+
+
+def _memoized(
+    code: SpyreCode, card: CardSpec, sizes: Collection[str] | None
+) -> Callable[[int, Sequence[int]], int]:
+    """The cost function, asked once for all values of symbols that durations do not depend on."""
+    cost = _cost_function(code, card)
+    if sizes is None:
+        return cost
+    known: dict[tuple[int, ...], int] = {}
+    which: dict[int, list[int]] = {}
+    for number, step in enumerate(code.steps):
+        if isinstance(step, ComputeOnDevice):
+            symbols = code.programs[step.job_bin_ptr].symbols
+            which[number] = [i for i, s in enumerate(symbols) if s.name in sizes]
+
+    def memoized(step: int, values: Sequence[int]) -> int:
+        key = (step, *(values[i] for i in which[step]))
+        found = known.get(key)
+        if found is None:
+            found = known[key] = cost(step, values)
+        return found
+
+    return memoized
 
 
 def _correction(

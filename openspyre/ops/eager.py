@@ -1,0 +1,766 @@
+"""Eager operations on the card: what csrc/torch/native_ops.cpp asks when it meets a new call.
+
+`compile_call` lowers one ATen operation with the compiler's lowerings, compiles it through the
+cache, prepares it on the device, and says how the call and all others of its key are launched: a
+*recipe*. Or it gives the reason why the CPU computes such calls. What the arguments must satisfy,
+and what the results look like, PyTorch's own meta kernels say; where they raise, the CPU's kernel
+is called and raises the message.
+
+Called with the GIL, below autograd; nothing here waits for the card.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
+
+import torch
+
+from openspyre import _C
+from openspyre.compiler import cache, launch
+from openspyre.compiler.bind import Bound, bind, bind_view, contiguous_strides, storage_layout
+from openspyre.compiler.build import GraphBuilder
+from openspyre.compiler.errors import CompileError, Unsupported
+from openspyre.compiler.graph import Role, Tensor
+from openspyre.compiler.lower import registry
+from openspyre.compiler.lower.promote import ZeroDim
+from openspyre.compiler.options import CompileOptions
+from openspyre.compiler.view import View
+from openspyre.formats import Mode, format_for
+from openspyre.layout import SpyreTensorLayout
+from openspyre.program.model import Card
+
+Recipe: TypeAlias = "dict[str, Any]"
+
+TENSOR, OUTPUT, CONSTANT, TEMP = range(4)
+"""What a launch argument is: csrc/torch/native_ops.cpp Recipe::From."""
+SEED, OFFSET = -1, -2
+"""A symbol that comes from the generator."""
+
+
+class Declined(Exception):
+    """Why the CPU computes this call; nothing is wrong."""
+
+
+def compile_call(
+    name: str, overload: str, args: list[Any], tensors: int, numbers: int, device: int
+) -> tuple[Recipe | str, list[int]]:
+    """A recipe for the call of operation `name` ("aten::add") on `args` (all of its schema, in
+    order), or the reason why there is none; and which of its numbers must have the same values in
+    other calls of the recipe. `tensors`, `numbers`: how many of each the caller counted."""
+    call = None
+    try:
+        call = _Call(_overload(name, overload), args, device)
+        if (len(call.tensors), len(call.numbers)) != (tensors, numbers):
+            raise CompileError(
+                f"{name}: {len(call.tensors)} tensors and {len(call.numbers)} numbers, the"
+                f" dispatcher counts {tensors} and {numbers}"
+            )
+        return call.recipe(), sorted(call.constants)
+    except (Unsupported, Declined) as refusal:
+        return str(refusal) or "not computed on the card", _used(call)
+    except Exception as error:
+        if _strict():
+            raise
+        _warn_once(f"{name}.{overload}", error)
+        return f"compiler error: {type(error).__name__}: {error}"[:300], _used(call)
+
+
+def _used(call: _Call | None) -> list[int]:
+    return [] if call is None else sorted(call.constants)
+
+
+@functools.cache
+def _overload(name: str, overload: str) -> torch._ops.OpOverload:
+    namespace, base = name.split("::")
+    return registry.overload(f"{namespace}.{base}.{overload or 'default'}")
+
+
+def _strict() -> bool:
+    import os
+
+    from openspyre import env
+
+    return bool(env.read("OPENSPYRE_STRICT", os.environ))
+
+
+_warned: set[str] = set()
+
+
+def _warn_once(operation: str, error: Exception) -> None:
+    if operation not in _warned:
+        _warned.add(operation)
+        warnings.warn(
+            f"{operation}: the compiler failed, the CPU computes it"
+            f" ({type(error).__name__}: {error}). OPENSPYRE_STRICT=1 raises the error",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+
+
+# --- schemas
+
+
+@functools.cache
+def _kinds(op: torch._ops.OpOverload) -> tuple[str, ...]:
+    """What each argument is; the same classes as native_ops.cpp kind_of."""
+    kinds = []
+    for argument in op._schema.arguments:
+        text = str(argument.real_type).removeprefix("Optional[").removesuffix("]")
+        listed = text.startswith("List[")
+        inner = text.removeprefix("List[").removesuffix("]").removeprefix("Optional[")
+        inner = inner.removesuffix("]")
+        if listed and inner == "Tensor":
+            kinds.append("tensors")
+        elif listed and inner == "number":
+            kinds.append("numbers")
+        elif listed:
+            kinds.append("other")
+        elif inner in ("number", "float"):
+            kinds.append("number")
+        elif inner == "Tensor":
+            kinds.append("tensor")
+        elif inner == "Generator":
+            kinds.append("generator")
+        elif inner == "Device":
+            kinds.append("device")
+        else:
+            kinds.append("other")
+    return tuple(kinds)
+
+
+# --- calls
+
+
+@dataclass
+class _Argument:
+    """A spyre tensor of the call, bound. `bound` None: it goes through a dense copy, which is then
+    bound as `dense`."""
+
+    tensor: torch.Tensor
+    bound: Bound | None
+    dense: Bound
+    dtype: str
+    graph: Tensor | None = None
+    view: View | None = None
+
+    @property
+    def seen(self) -> Bound:
+        return self.dense if self.bound is None else self.bound
+
+
+@dataclass
+class _Output:
+    """A tensor that the launch makes. `into`: the argument that it is copied to afterwards."""
+
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: str
+    into: int = -1
+
+
+@dataclass
+class _Plan:
+    """What one lowering of the call gave."""
+
+    builder: GraphBuilder
+    outputs: list[_Output] = field(default_factory=list)
+    sources: dict[str, tuple[int, int, Bound]] = field(default_factory=dict)
+    draws: int = 0
+
+
+class _Call:
+    """One call: its tensors and numbers in the order in which the dispatcher counts them."""
+
+    def __init__(self, op: torch._ops.OpOverload, args: list[Any], device: int) -> None:
+        self.op = op
+        self.name = registry.full_name(op)
+        self.args = args
+        self.device = device
+        self.mode = Mode(_C.numerics()[0])
+        self.tensors: list[torch.Tensor] = []
+        self.numbers: list[int | float] = []
+        self.constants: set[int] = set()
+        self.slots: list[Any] = [
+            self._slot(kind, value, argument)
+            for kind, value, argument in zip(_kinds(op), args, op._schema.arguments, strict=True)
+        ]
+
+    def _slot(self, kind: str, value: Any, argument: Any) -> Any:
+        """An argument with its tensors and numbers replaced by where they stand."""
+        if kind == "tensor":
+            return self._tensor(value)
+        if kind == "tensors" and value is not None:
+            return [self._tensor(item) for item in value]
+        if kind == "number":
+            preset = argument.default_value if argument.has_default_value() else None
+            if type(value) is type(preset) and value == preset:
+                return value
+            return self._number(value)
+        if kind == "numbers" and value is not None:
+            return [self._number(item) for item in value]
+        return value
+
+    def _tensor(self, value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return self._number(value)  # None, or a number in a tensor's clothes
+        if value.device.type == "spyre":
+            self.tensors.append(value)
+            return _TensorAt(len(self.tensors) - 1)
+        if value.dtype is torch.bool:
+            return ZeroDim(bool(value), "bool")
+        found = self._number(value.item())
+        return replace(found, dtype=_name(value.dtype))
+
+    def _number(self, value: Any) -> Any:
+        if value is None or isinstance(value, bool):
+            return value
+        self.numbers.append(value)
+        return _NumberAt(len(self.numbers) - 1)
+
+    # --- what PyTorch says
+
+    def meta(self) -> tuple[Any, dict[int, torch.Tensor]]:
+        """The results of the operation on meta tensors, and the meta tensor of each argument by
+        its position among `tensors`. Declined where PyTorch raises."""
+        made: dict[int, torch.Tensor] = {}
+        by_identity: dict[Any, torch.Tensor] = {}
+
+        def twin(value: Any) -> Any:
+            if isinstance(value, _TensorAt):
+                tensor = self.tensors[value.index]
+                key = _identity(tensor)
+                if key not in by_identity:
+                    by_identity[key] = torch.empty_strided(
+                        tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta"
+                    )
+                made[value.index] = by_identity[key]
+                return by_identity[key]
+            if isinstance(value, _NumberAt):
+                number = self.numbers[value.index]
+                if value.dtype:
+                    return torch.tensor(number, dtype=getattr(torch, value.dtype), device="cpu")
+                return number
+            if isinstance(value, ZeroDim):
+                return torch.tensor(value.value, device="cpu")
+            if isinstance(value, list):
+                return [twin(item) for item in value]
+            return value
+
+        positional, named = [], {}
+        schema = self.op._schema.arguments
+        for kind, slot, argument in zip(_kinds(self.op), self.slots, schema, strict=True):
+            value = twin(slot)
+            if kind == "generator":
+                value = None
+            elif kind == "device" and value is not None:
+                value = torch.device("meta")
+            if argument.kwarg_only:
+                named[argument.name] = value
+            else:
+                positional.append(value)
+        try:
+            return self.op(*positional, **named), made
+        except Exception as error:
+            raise Declined(f"PyTorch's meta kernel: {error}"[:200]) from None
+
+    # --- compiling
+
+    def recipe(self) -> Recipe:
+        """Compiles the call. Raises Unsupported, Declined, and what the compiler raises."""
+        resolved = registry.resolve(self.op)
+        if not resolved.lowered:
+            raise Unsupported(self.name, "the operation", "it has no lowering")
+        results, twins = self.meta()
+        for index, twin in twins.items():
+            if twin.shape != self.tensors[index].shape:
+                raise Declined("it resizes its out= tensor")
+        fresh, returns = self._fresh(results)
+        written = self._written(resolved)
+        sized = [t.numel() for t in fresh] + [self.tensors[i].numel() for i in written]
+        if not any(sized):
+            outputs = [_Output(tuple(t.shape), tuple(t.stride()), _name(t.dtype)) for t in fresh]
+            return _recipe_of(outputs, returns)
+        if not all(sized) or any(t.numel() == 0 for t in self.tensors):
+            raise Declined("tensors without elements")
+        while True:
+            try:
+                return self._compiled(resolved, fresh, returns, written)
+            except registry.NeedsConstant as need:
+                number = int(need.symbol.removeprefix("s")) if need.symbol[1:].isdigit() else -1
+                if number < 0 or number in self.constants:
+                    raise CompileError(f"{self.name}: {need}") from None
+                self.constants.add(number)
+
+    def _fresh(self, results: Any) -> tuple[list[torch.Tensor], list[int | list[int]]]:
+        """The new tensors among the results (as meta tensors), and which of them each new return
+        value is: a number, -1 for None, a list."""
+        schema = self.op._schema.returns
+        values = list(results) if len(schema) > 1 else [results] if schema else []
+        fresh: list[torch.Tensor] = []
+        returns: list[int | list[int]] = []
+
+        def note(value: Any) -> int:
+            if value is None:
+                return -1
+            if not isinstance(value, torch.Tensor):
+                raise Declined("a result that is no tensor")
+            fresh.append(value)
+            return len(fresh) - 1
+
+        for value, described in zip(values, schema, strict=True):
+            if described.alias_info is not None and described.alias_info.is_write:
+                continue
+            if isinstance(value, (list, tuple)):
+                returns.append([note(item) for item in value])
+            else:
+                returns.append(note(value))
+        return fresh, returns
+
+    def _written(self, resolved: registry.Resolved) -> list[int]:
+        """The numbers of the tensors that are written, in the order of `resolved.written`."""
+        found: list[int] = []
+        for name in resolved.written:
+            slot = self._slot_of(name)
+            items = slot if isinstance(slot, list) else [slot]
+            for item in items:
+                if not isinstance(item, _TensorAt):
+                    raise Declined(f"{name} is no tensor of the card")
+                found.append(item.index)
+        return found
+
+    def _slot_of(self, name: str) -> Any:
+        for argument, slot in zip(self.op._schema.arguments, self.slots, strict=True):
+            if argument.name == name:
+                return slot
+        raise CompileError(f"{self.name} has no argument {name}")
+
+    def _compiled(
+        self,
+        resolved: registry.Resolved,
+        fresh: Sequence[torch.Tensor],
+        returns: list[int | list[int]],
+        written: Sequence[int],
+    ) -> Recipe:
+        plan = _Plan(GraphBuilder(_short(self.name), self.mode))
+        b = plan.builder
+        arguments = [self._bound(tensor) for tensor in self.tensors]
+        self._check_overlap(arguments, written)
+        skipped = set(resolved.written) if resolved.out else set()
+        inputs = self._inputs(b, plan, arguments, skipped)
+        values = self._lowered(b, resolved, inputs, plan)
+        if len(values) < len(fresh) + len(written):
+            values = values + [None] * (len(fresh) + len(written) - len(values))
+        if written:
+            picked = self._stored_values(resolved, values)
+            for index, value in zip(written, picked, strict=True):
+                self._store(plan, arguments, index, value, inputs)
+        else:
+            for twin, value in zip(fresh, values, strict=True):
+                self._give(plan, twin, value)
+        options = CompileOptions(_card(), self.mode)
+        key, region = cache.compiled(b.graph, options)
+        loaded = launch.loaded(key, region, self.device)
+        return self._finished(plan, loaded, arguments, returns, written)
+
+    def _bound(self, tensor: torch.Tensor) -> _Argument:
+        dense = bind_view(
+            storage_layout(tensor.shape, contiguous_strides(tensor.shape), self._format(tensor)),
+            tensor.shape,
+            contiguous_strides(tensor.shape),
+        )
+        assert dense is not None
+        return _Argument(tensor, bind(tensor), dense, _name(tensor.dtype))
+
+    def _format(self, tensor: torch.Tensor) -> Any:
+        return format_for(_name(tensor.dtype), self.mode)
+
+    def _check_overlap(self, arguments: Sequence[_Argument], written: Sequence[int]) -> None:
+        """A tensor that is written may be another argument, or lie apart from it."""
+        for w in written:
+            target = arguments[w].tensor
+            if any(s == 0 and n > 1 for n, s in zip(target.shape, target.stride(), strict=True)):
+                raise Declined("it writes to an expanded tensor")
+            for n, other in enumerate(arguments):
+                if n == w or not _shares(target, other.tensor):
+                    continue
+                if _identity(target) == _identity(other.tensor):
+                    if n in written:
+                        raise Declined("it writes twice to one tensor")
+                    continue
+                if _extents_meet(target, other.tensor):
+                    raise Declined("it writes to a tensor that overlaps another argument")
+
+    def _inputs(
+        self,
+        b: GraphBuilder,
+        plan: _Plan,
+        arguments: Sequence[_Argument],
+        skipped: set[str],
+    ) -> list[Any]:
+        """The arguments for the lowering, by name; tensors that are only written are no inputs."""
+        by_identity: dict[Any, View] = {}
+
+        def value_of(slot: Any) -> Any:
+            if isinstance(slot, _TensorAt):
+                argument = arguments[slot.index]
+                key = _identity(argument.tensor)
+                if key not in by_identity:
+                    made = argument.seen.tensor(b, f"a{slot.index}", argument.dtype, Role.INPUT)
+                    by_identity[key] = argument.seen.view(made)
+                    argument.graph = made
+                    plan.sources[made.name] = (TENSOR, slot.index, argument.seen)
+                argument.view = by_identity[key]
+                return by_identity[key]
+            if isinstance(slot, _NumberAt):
+                number: Any = self.numbers[slot.index]
+                if slot.index not in self.constants:
+                    number = b.scalar(f"s{slot.index}", number)
+                return ZeroDim(number, slot.dtype) if slot.dtype else number
+            if isinstance(slot, list):
+                return [value_of(item) for item in slot]
+            return slot
+
+        return [
+            None if argument.name in skipped else value_of(slot)
+            for argument, slot in zip(self.op._schema.arguments, self.slots, strict=True)
+        ]
+
+    def _lowered(
+        self, b: GraphBuilder, resolved: registry.Resolved, inputs: Sequence[Any], plan: _Plan
+    ) -> list[Any]:
+        """The functional operation's results, lists and tuples flattened."""
+        functional = registry.overload(resolved.name)
+        names = {a.name for a in functional._schema.arguments}
+        kwargs = {
+            argument.name: value
+            for argument, value in zip(self.op._schema.arguments, inputs, strict=True)
+            if argument.name in names and argument.name not in registry.IGNORED
+        }
+        if resolved.out:
+            for argument in functional._schema.arguments:
+                # What an out= form takes from its out.
+                if argument.name == "dtype" and "dtype" not in kwargs:
+                    kwargs["dtype"] = self._out_dtype(resolved)
+        draws = registry.draws(resolved.name, (), kwargs)
+        if draws is not None:
+            if not isinstance(draws, int):
+                raise CompileError(f"{self.name}: a symbolic number of draws")
+            plan.draws = draws
+            kwargs |= {"seed": b.scalar("seed", 0), "offset": b.scalar("offset", 0)}
+        made = registry.lower_op(b, resolved.name, (), kwargs)
+        return _flat(made)
+
+    def _out_dtype(self, resolved: registry.Resolved) -> str:
+        slot = self._slot_of(resolved.written[0])
+        assert isinstance(slot, _TensorAt)
+        return _name(self.tensors[slot.index].dtype)
+
+    def _stored_values(self, resolved: registry.Resolved, values: Sequence[Any]) -> list[Any]:
+        if resolved.per_element:
+            slots = self._slot_of(resolved.written[0])
+            return list(values[: len(slots)])
+        return [values[r] for r in resolved.results]
+
+    # --- results
+
+    def _give(self, plan: _Plan, twin: torch.Tensor, value: Any) -> None:
+        """A new result: the tensor of `value` becomes it where it lies right, else it is copied."""
+        sizes, strides = tuple(twin.shape), tuple(twin.stride())
+        self._emit(plan, _Output(sizes, strides, _name(twin.dtype)), value)
+
+    def _emit(self, plan: _Plan, output: _Output, value: Any) -> None:
+        if not isinstance(value, View):
+            raise CompileError(f"{self.name}: a result is {type(value).__name__}")
+        layout = storage_layout(output.sizes, output.strides, format_for(output.dtype, self.mode))
+        made, bound = self._made(plan, value, layout, output.sizes, output.strides, 0, output.dtype)
+        plan.sources[made.name] = (OUTPUT, len(plan.outputs), bound)
+        plan.outputs.append(output)
+
+    def _made(
+        self,
+        plan: _Plan,
+        value: View,
+        layout: SpyreTensorLayout,
+        sizes: Sequence[int],
+        strides: Sequence[int],
+        origin: int,
+        dtype: str,
+    ) -> tuple[Tensor, Bound]:
+        """`value` as an OUTPUT that lies so; where its own tensor can, without a copy."""
+        b = plan.builder
+        exact = tuple(value.shape) == tuple(sizes)
+        if not exact and value.numel != _product(sizes):
+            raise CompileError(
+                f"{self.name}: the lowering gives {value.shape}, PyTorch {tuple(sizes)}"
+            )
+        tensor = value.tensor
+        if exact and tensor.role is Role.TEMP and tensor.dtype == dtype and value.whole:
+            fine_sizes: list[int] = []
+            fine_strides: list[int] = []
+            for d, stride in enumerate(strides):
+                step = stride
+                parts: list[tuple[int, int]] = []
+                for size in reversed(value.factor_sizes(d)):
+                    assert isinstance(size, int)
+                    parts.insert(0, (size, step))
+                    step *= size
+                fine_sizes += [n for n, _ in parts]
+                fine_strides += [s for _, s in parts]
+            fine = bind_view(layout, fine_sizes, fine_strides, origin)
+            if fine is not None and fine.shape == tensor.shape:
+                tensor.role, tensor.place = Role.OUTPUT, fine.place
+                return tensor, fine
+        bound = bind_view(layout, sizes, strides, origin)
+        if bound is None:
+            raise Unsupported(
+                self.name, f"a result of sizes {tuple(sizes)} and strides {tuple(strides)}",
+                "its elements do not lie evenly on sticks",
+            )  # fmt: skip
+        made = bound.tensor(b, f"out{len(plan.outputs)}", dtype, Role.OUTPUT)
+        target = bound.view(made)
+        b.store(target, value if exact else value.reshape(sizes))
+        return made, bound
+
+    def _store(
+        self,
+        plan: _Plan,
+        arguments: Sequence[_Argument],
+        index: int,
+        value: Any,
+        inputs: Sequence[Any],
+    ) -> None:
+        """`value` into the argument number `index`."""
+        if not isinstance(value, View):
+            raise CompileError(f"{self.name}: a result is {type(value).__name__}")
+        argument = arguments[index]
+        tensor, bound = argument.tensor, argument.bound
+        sizes = tuple(tensor.shape)
+        if tuple(value.shape) != sizes:
+            value = value.expand(sizes)
+        key = _identity(tensor)
+        readers = [a for a in arguments if a.view is not None and _identity(a.tensor) == key]
+        direct = bound is not None and bound.whole_sticks
+        if direct and not readers:
+            layout, _, origin = _facts(tensor)
+            made, seen = self._made(
+                plan, value, layout, sizes, tensor.stride(), origin, argument.dtype
+            )
+            plan.sources[made.name] = (TENSOR, index, seen)
+            return
+        if direct and torch.Tag.pointwise in self.op.tags:
+            view = readers[0].view
+            assert view is not None
+            plan.builder.store(view, value)
+            return
+        strides = contiguous_strides(sizes)
+        self._emit(plan, _Output(sizes, strides, argument.dtype, index), value)
+
+    def _finished(
+        self,
+        plan: _Plan,
+        loaded: launch.LoadedRegion,
+        arguments: Sequence[_Argument],
+        returns: list[int | list[int]],
+        written: Sequence[int],
+    ) -> Recipe:
+        """What the dispatcher needs for this call and all others of its key."""
+        recipe = _recipe_of(plan.outputs, returns)
+        recipe["draws"] = plan.draws
+        used = {index for kind, index, _ in plan.sources.values() if kind == TENSOR}
+        dense = [n in used and a.bound is None for n, a in enumerate(arguments)]
+        single = loaded.single
+        if any(dense) or single is None or any(o.into >= 0 for o in plan.outputs):
+            recipe["run"] = _Runner(plan, loaded, dense)
+            return recipe
+        for tensor in single.tensors:
+            if tensor.name in loaded.constants:
+                recipe["arguments"].append((CONSTANT, len(recipe["constants"]), 0))
+                recipe["constants"].append(loaded.constants[tensor.name])
+            elif tensor.name in loaded.temps:
+                recipe["arguments"].append((TEMP, 0, loaded.temps[tensor.name]))
+            else:
+                kind, index, bound = plan.sources[tensor.name]
+                recipe["arguments"].append((kind, index, bound.offset))
+        recipe["plan"] = single.plan._native
+        recipe["keep"] = loaded
+        recipe["temp_bytes"] = loaded.temp_bytes
+        recipe["symbols"] = [_symbol_source(name) for name, _ in single.symbols]
+        seen = {index: bound for kind, index, bound in plan.sources.values() if kind == TENSOR}
+        for n, argument in enumerate(arguments):
+            held = seen.get(n)
+            recipe["bindings"].append(
+                None if held is None else self._binding(argument, held, n in written)
+            )
+        return recipe
+
+    def _binding(self, argument: _Argument, bound: Bound, written: bool) -> tuple[Any, ...]:
+        """How another tensor of the same key is held to lie as this one."""
+        layout, _, origin = _facts(argument.tensor)
+        return (
+            list(bound.shape), list(bound.linear), list(bound.place.strides), bound.place.stick,
+            layout.format.elements_per_stick, written, origin, bound.offset,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _TensorAt:
+    index: int
+
+
+@dataclass(frozen=True)
+class _NumberAt:
+    """`dtype`: of the 0-dim tensor that the number was; "" for a plain number."""
+
+    index: int
+    dtype: str = ""
+
+
+class _Runner:
+    """A call that is more than one launch: copies before and after it, several plans."""
+
+    def __init__(self, plan: _Plan, loaded: launch.LoadedRegion, dense: Sequence[bool]) -> None:
+        self.loaded = loaded
+        self.dense = dense
+        self.sources = [plan.sources[t.name] for t in loaded.arguments]
+        self.into = [(n, o.into) for n, o in enumerate(plan.outputs) if o.into >= 0]
+
+    def __call__(
+        self,
+        tensors: Sequence[torch.Tensor],
+        outputs: Sequence[torch.Tensor],
+        numbers: Sequence[int | float],
+        seed: int,
+        offset: int,
+    ) -> None:
+        """Runs the call on its tensors, new outputs, numbers and the generator's state."""
+        ready = [
+            _dense_copy(tensor) if copied else tensor
+            for tensor, copied in zip(tensors, self.dense, strict=True)
+        ]
+        launched: list[torch.Tensor] = []
+        bounds: list[Bound] = []
+        for kind, index, bound in self.sources:
+            if kind == OUTPUT:
+                launched.append(outputs[index])
+            else:
+                launched.append(ready[index])
+                if not self.dense[index]:
+                    found = _rebound(tensors[index], bound)
+                    if found is None:
+                        raise CompileError("a tensor does not lie as the recipe's did")
+                    bound = found
+            bounds.append(bound)
+        symbols: dict[str, int | float] = {f"s{n}": v for n, v in enumerate(numbers)}
+        symbols |= {"seed": seed, "offset": offset}
+        self.loaded.run(launched, bounds, symbols)
+        for output, target in self.into:
+            tensors[target].copy_(outputs[output])
+
+
+def _rebound(tensor: torch.Tensor, bound: Bound) -> Bound | None:
+    """`bound` for a tensor of the same key, which may begin elsewhere."""
+    layout, _, origin = _facts(tensor)
+    here = bind_view(layout, bound.shape, bound.linear, origin)
+    if here is None or here.place != bound.place or here.shape != bound.shape:
+        return None
+    return replace(bound, offset=here.offset)
+
+
+def _dense_copy(tensor: torch.Tensor) -> torch.Tensor:
+    """A contiguous copy on the card."""
+    made = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+    return made.copy_(tensor)
+
+
+def _recipe_of(outputs: Sequence[_Output], returns: list[int | list[int]]) -> Recipe:
+    return {
+        "run": None,
+        "plan": None,
+        "arguments": [],
+        "bindings": [],
+        "constants": [],
+        "outputs": [(list(o.sizes), list(o.strides), getattr(torch, o.dtype)) for o in outputs],
+        "symbols": [],
+        "returns": returns,
+        "draws": 0,
+        "temp_bytes": 0,
+    }
+
+
+def _symbol_source(name: str) -> int:
+    if name == "seed":
+        return SEED
+    if name == "offset":
+        return OFFSET
+    return int(name.removeprefix("s"))
+
+
+def _flat(value: Any) -> list[Any]:
+    if isinstance(value, (list, tuple)):
+        return [item for inner in value for item in _flat(inner)]
+    return [value]
+
+
+def _facts(tensor: torch.Tensor) -> tuple[SpyreTensorLayout, bool, int]:
+    from openspyre.compiler.bind import tensor_facts
+
+    return tensor_facts(tensor)
+
+
+def _identity(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Equal for tensors that are the same elements in the same order."""
+    return (
+        tensor.untyped_storage()._cdata, tensor.storage_offset(), tensor.dtype,
+        tuple(tensor.shape), tuple(tensor.stride()),
+    )  # fmt: skip
+
+
+def _shares(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.untyped_storage()._cdata == b.untyped_storage()._cdata
+
+
+def _extents_meet(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether the elements that two tensors of one storage span may meet; in whole sticks, where
+    one of them is written."""
+
+    def span(tensor: torch.Tensor) -> tuple[int, int]:
+        low = int(tensor.storage_offset())
+        reach = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+        return low * tensor.itemsize, (low + reach + 1) * tensor.itemsize
+
+    (a_low, a_high), (b_low, b_high) = span(a), span(b)
+    return a_low < b_high and b_low < a_high
+
+
+def _product(values: Sequence[int]) -> int:
+    out = 1
+    for value in values:
+        out *= value
+    return out
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _short(name: str) -> str:
+    """ "add" of "aten.add.out"."""
+    return name.split(".")[1]
+
+
+@functools.cache
+def _card() -> Card:
+    from openspyre.device.registration import configuration
+
+    spec = configuration().card
+    return Card(spec.name, spec.cores, spec.lx_bytes)
+
+
+def counts() -> Mapping[str, int]:
+    """Calls that found a recipe ("hits"), asked for one ("misses"), and ran on the card
+    ("launches")."""
+    return _C.native_counts()
