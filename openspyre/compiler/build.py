@@ -414,6 +414,16 @@ class GraphBuilder:
         at least one integer view."""
         if target.tensor.role is Role.INPUT:
             target.tensor.role = Role.INOUT
+        part = target
+        for d, w in enumerate(where):
+            if isinstance(w, int) and not same(target.size(d), value.size(w)):
+                part = part.slice(d, 0, value.size(w))
+        if part is not target:
+            # A part of the target's sticks: done in a copy, which is stored back whole.
+            moved = self.copy(part)
+            self.scatter(moved, value, where, add=add)
+            self.store(part, moved)
+            return
         indices = [w for w in where if isinstance(w, View)]
         box = self._box([value, *indices], value.shape)
         target, box, names = self._matched(target, box, where)
