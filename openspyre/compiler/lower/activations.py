@@ -21,7 +21,7 @@ from openspyre.compiler.lower.promote import (
     refuse,
     result_type,
 )
-from openspyre.compiler.lower.registry import constant, entry, lowers
+from openspyre.compiler.lower.registry import constant, entry, lowers, resolves
 from openspyre.compiler.view import NeedsCopy, View
 from openspyre.program import body as f
 from openspyre.program.body import Reg
@@ -89,11 +89,6 @@ def hardswish(b: GraphBuilder, self: View) -> View:
 @lowers("aten.hardsigmoid")
 def hardsigmoid(b: GraphBuilder, self: View) -> View:
     return _floats(b, lambda x: _hard_gate(x) / 6.0, self)
-
-
-@lowers("aten.tanhshrink")
-def tanhshrink(b: GraphBuilder, self: View) -> View:
-    return _floats(b, lambda x: x - f.tanh(x), self)
 
 
 @lowers("aten.log_sigmoid_forward")
@@ -196,7 +191,7 @@ def logit(b: GraphBuilder, self: View, eps: Any = None) -> View:
     return pointwise(b, body, [self] if eps is None else [self, eps], dtype)
 
 
-@lowers("aten.rrelu_with_noise", "aten.rrelu_with_noise_functional")
+@lowers("aten.rrelu_with_noise_functional")
 def rrelu_with_noise(
     b: GraphBuilder,
     self: View,
@@ -204,12 +199,23 @@ def rrelu_with_noise(
     lower: Any = 0.125,
     upper: Any = 1 / 3,
     training: bool = False,
-) -> View | tuple[View, View]:
+) -> tuple[View, View]:
+    """(output, noise as it was): of evaluation only."""
     if training:
         raise Unsupported(b.operation, "training=True", "random slopes are drawn on the host")
-    middle = (constant(lower, "lower") + constant(upper, "upper")) / 2
-    found = leaky_relu(b, self, middle)
-    return found if "functional" not in b.operation else (found, noise)
+    return _leaky_between(b, self, lower, upper), noise
+
+
+def _leaky_between(b: GraphBuilder, self: View, lower: Any, upper: Any) -> View:
+    def body(x: Reg, low: Reg, high: Reg) -> Reg:
+        return f.where(x > 0, x, x * ((low + high) * 0.5))
+
+    return _floats(b, body, self, lower, upper)
+
+
+_FUNCTIONAL = "aten.rrelu_with_noise_functional.default"
+resolves("aten.rrelu_with_noise.default", _FUNCTIONAL, {"noise": 1})
+resolves("aten.rrelu_with_noise_.default", _FUNCTIONAL, {"self": 0, "noise": 1})
 
 
 def halves(b: GraphBuilder, self: View, dim: int) -> tuple[View, View]:
@@ -392,10 +398,13 @@ def rrelu_with_noise_backward(
     training: bool,
     self_is_result: bool,
 ) -> View:
-    low, high = constant(lower, "lower"), constant(upper, "upper")
-    if training and high - low > 1e-6:
+    if training and constant(upper, "upper") - constant(lower, "lower") > 1e-6:
         return _grad(b, lambda g, n: g * n, grad, noise)
-    return leaky_relu_backward(b, grad, self, (low + high) / 2, self_is_result)
+
+    def body(g: Reg, x: Reg, low: Reg, high: Reg) -> Reg:
+        return f.where(x > 0, g, g * ((low + high) * 0.5))
+
+    return _grad(b, body, grad, self, lower, upper)
 
 
 @lowers("aten.native_dropout_backward")

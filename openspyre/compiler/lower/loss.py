@@ -258,7 +258,7 @@ def nll_loss_forward(
     """(loss, total weight)."""
     refuse(b.operation, self.dtype, FLOATS)
     losses, weights = _picked(b, self, target, weight, ignore_index)
-    if reduction == NONE:
+    if reduction == NONE and self.rank > 1:
         none = b.map(f.identity, 0.0, dtype=self.dtype, shape=())
         return stored(b, losses, self.dtype), none
     dims = list(range(losses.rank))

@@ -500,5 +500,6 @@ def _from_span(self: View, low: Any, to: Any) -> int:
     draws=lambda self, low, to: _integer_blocks(self.shape, _from_span(self, low, to)),
 )  # fmt: skip
 def random_from(b: GraphBuilder, self: View, low: Any, to: Any, *, seed: Any, offset: Any) -> View:
-    first = _between(low, "from")
-    return integers_in(b, self.shape, self.dtype, first, _from_span(self, low, to), seed, offset)
+    span = _from_span(self, low, to)
+    first = _between(low, "from") if span else 0  # over all of int64 the word is the number
+    return integers_in(b, self.shape, self.dtype, first, span, seed, offset)

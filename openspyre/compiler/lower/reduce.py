@@ -235,7 +235,8 @@ def _registers_truth(name: str, combine: Combine) -> None:
     @lowers(f"aten.{name}.default", f"aten.{name}.dim", f"aten.{name}.dims")
     def lowering(b: GraphBuilder, self: View, dim: Dims = None, keepdim: bool = False) -> View:
         if b.operation.endswith(".dims") and isinstance(dim, (list, tuple)) and not dim:
-            return pointwise(b, lambda x: f.cast(x, "b"), [self], "bool", own=[0])
+            truth = "uint8" if self.dtype == "uint8" else "bool"
+            return b.map(lambda x: f.cast(x, "b"), self, dtype=truth)
         return _truth(b, combine, self, dim, keepdim)
 
 
