@@ -214,7 +214,7 @@ class GraphBuilder:
         try:
             return view.reshape(sizes)
         except NeedsCopy:
-            return self.contiguous(view).reshape(sizes)
+            return self.contiguous(view.reshape(_segments(view.shape, sizes))).reshape(sizes)
 
     def store(self, target: View, value: View) -> None:
         """target = value (broadcast, converted), for a target that is (a view of) an argument or a
@@ -344,9 +344,8 @@ class GraphBuilder:
         """a [.., M, K] times b [.., K, N], the dims before broadcast: float32 (int32 for int8)
         [.., M, N]. Both of one dtype, or both of fp8 dtypes."""
         wanted = broadcast([a.shape[:-2], b.shape[:-2]])
-        a = a.expand((*wanted, *a.shape[-2:])) if a.rank - 2 < len(wanted) else a
-        b = b.expand((*wanted, *b.shape[-2:])) if b.rank - 2 < len(wanted) else b
         n = len(wanted)
+        a, b = _lifted(a, n + 2), _lifted(b, n + 2)
         inner = common_factors([a.factor_sizes(n + 1), b.factor_sizes(n)])
         if inner is None or len(inner) > 1:
             a, b = self._plain(a, n + 1), self._plain(b, n)
@@ -664,6 +663,25 @@ def broadcast(shapes: Sequence[Sequence[Size]]) -> tuple[Size, ...]:
                 raise ValueError(f"shapes {[tuple(map(str, s)) for s in shapes]} do not broadcast")
             out[d] = size
     return tuple(out)
+
+
+def _segments(old: Sequence[Size], new: Sequence[Size]) -> list[Size]:
+    """The finest sizes that both are reshapes of by merging neighbours."""
+    left, right = [known(size) for size in old], [known(size) for size in new]
+    if None in left or None in right:
+        return [product(old)]
+    found: list[Size] = []
+    mine, theirs = 1, 1
+    j = 0
+    for size in left:
+        mine *= size or 0
+        while theirs < mine and j < len(right):
+            theirs *= right[j] or 0
+            j += 1
+        if mine == theirs:
+            found.append(mine)
+            mine = theirs = 1
+    return found
 
 
 def _lifted(view: View, rank: int) -> View:
