@@ -19,6 +19,7 @@ from openspyre.compiler.errors import Unsupported
 from openspyre.compiler.interpret import interpret
 from openspyre.compiler.lower import NeedsConstant, entry, lower_op, resolve
 from openspyre.compiler.lower.registry import full_name
+from openspyre.compiler.sizes import known
 from openspyre.compiler.view import View
 from openspyre.formats import Mode
 
@@ -76,7 +77,7 @@ class Lowered:
             if tensor is None:
                 tensor = self.b.output(self.b.contiguous(view))
             assert tensor is not None
-            names.append((tensor.name, tuple(view.shape)))
+            names.append((tensor.name, [known(size) or 0 for size in view.shape]))
         found = interpret(self.b.graph, self.values, self.symbols)
         return [found[name].reshape(shape) for name, shape in names]
 
