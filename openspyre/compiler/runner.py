@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from openspyre import _C
-from openspyre.compiler import cache, launch
+from openspyre.compiler import cache, launch, weights
 from openspyre.compiler.bind import Bound, bind, bind_view, storage_layout
 from openspyre.compiler.build import GraphBuilder, Scalar
 from openspyre.compiler.errors import CompileError
@@ -59,14 +59,11 @@ class Runner:
 
     def __call__(self, tensors: Sequence[torch.Tensor], sizes: Sequence[int]) -> list[torch.Tensor]:
         """Launches on `tensors`, on the current stream; gives the new results."""
-        key = (
-            _C.numerics(),
-            tuple(sizes),
-            tuple((t.shape, t.stride(), _C.tensor_facts(t)) for t in tensors),
-        )
+        key = self._key(tensors, sizes)
         plan = self._plans.get(key)
         if plan is None:
-            plan = self._plans[key] = self._plan(tensors, sizes)
+            plan = self._plan(tensors, sizes)
+            self._plans[self._key(tensors, sizes)] = plan  # weights may have been relaid
         device = torch.device("spyre", self.device)
         results = [
             torch.empty_strided(shape, strides, dtype=dtype, device=device)
@@ -99,6 +96,14 @@ class Runner:
             tensors[number].copy_(ready[number])
         return results
 
+    @staticmethod
+    def _key(tensors: Sequence[torch.Tensor], sizes: Sequence[int]) -> Any:
+        return (
+            _C.numerics(),
+            tuple(sizes),
+            tuple((t.shape, t.stride(), _C.tensor_facts(t)) for t in tensors),
+        )
+
     # --- planning
 
     def _plan(self, tensors: Sequence[torch.Tensor], sizes: Sequence[int]) -> Planned:
@@ -124,6 +129,11 @@ class Runner:
             views.append(bound.view(made))
         draws: list[int] = []
         results = lower_region(self.region, b, views, dict(symbols), extra=self._seeds(b, draws))
+        inputs = {
+            name: tensors[number] for name, (number, _) in sources.items() if number not in copied
+        }
+        if weights.relay(b.graph, inputs):
+            return self._plan(tensors, sizes)
         outputs: list[tuple[Sequence[int], Sequence[int], torch.dtype]] = []
         for result, value in zip(self.region.results, results, strict=True):
             if result.into >= 0:

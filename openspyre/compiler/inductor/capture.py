@@ -130,7 +130,8 @@ def supported(node: Node) -> bool:
             if _empty(tensor):
                 return False
     try:
-        facts_of(node.meta["val"], Symbols())
+        for tensor in outputs:
+            facts_of(tensor, Symbols())
     except Untranslatable:
         return False
     return regions.lowerable(node)
@@ -187,12 +188,17 @@ def groups(gm: GraphModule) -> list[list[Node]]:
     level: dict[Node, int] = {}
     good: dict[Node, bool] = {}
     writes: list[Node] = []
+    sizes: set[Node] = set()
     last = 0
     for node in gm.graph.nodes:
         good[node] = not node.meta.get("openspyre_outside") and supported(node)
         here = 0
+        if not any(True for _ in tensors_of(node.meta.get("val"))) and all(
+            n.op == "placeholder" or n in sizes for n in node.all_input_nodes
+        ):
+            sizes.add(node)  # a size: known before anything runs
         for source in node.all_input_nodes:
-            outside = source.op == "call_function" and not good[source]
+            outside = source.op == "call_function" and not good[source] and source not in sizes
             here = max(here, level[source] + (1 if good[node] and outside else 0))
         level[node] = here
         if node.op == "output":
