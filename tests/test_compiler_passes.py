@@ -5,18 +5,23 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from random_graphs import Made, Random
+from random_graphs import Made, Random, place_of
 
 from openspyre.compiler.build import GraphBuilder
 from openspyre.compiler.check import check
-from openspyre.compiler.graph import Graph, OpKind
+from openspyre.compiler.graph import Graph, OpKind, Role
 from openspyre.compiler.interpret import interpret
 from openspyre.compiler.options import CompileOptions
 from openspyre.compiler.passes.canonicalize import canonicalize
+from openspyre.compiler.passes.edit import rename
+from openspyre.compiler.passes.factor import factor
+from openspyre.compiler.passes.layouts import layouts, restickified
 from openspyre.compiler.view import View
 from openspyre.program import body as f
+from openspyre.program.ops import Combine
 
 MANY = settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow]
@@ -139,3 +144,181 @@ def test_the_text_does_not_tell_the_process() -> None:
         return b.graph.to_text()
 
     assert text(0) == text(17)
+
+
+# --- factor
+
+
+@MANY
+@given(st.data())
+def test_factor_changes_no_value(data: Any) -> None:
+    made = Random(data.draw)
+    before = made.run()
+    shapes = {t.name: t.shape for t in made.graph.arguments}
+    canonicalize(made.graph, OPTIONS)
+    factor(made.graph, OPTIONS)
+    check(made.graph)
+    same(before, split_run(made, shapes))
+
+
+def split_run(made: Made, shapes: dict[str, Any]) -> dict[str, Any]:
+    """Runs a graph whose arguments have dims of other sizes than they were declared with."""
+    given = {}
+    for tensor in made.b.graph.arguments:
+        if tensor.name in made.values:
+            given[tensor.name] = made.values[tensor.name].reshape(numbers(tensor.shape))
+    found = interpret(made.b.graph, given)
+    return {name: values.reshape(numbers(shapes[name])) for name, values in found.items()}
+
+
+def numbers(shape: Any) -> list[int]:
+    return [int(str(size)) for size in shape]
+
+
+def test_a_dim_that_is_read_in_parts_is_split_with_all_that_walks_it() -> None:
+    made = Made()
+    a, _ = made.numbers((4, 12))
+    b, _ = made.numbers((3, 4, 4))
+    doubled = made.b.map(lambda at, x: x * 2 + f.cast(at(1), "f"), a, dtype="float32", indexed=True)
+    heads = doubled.reshape((4, 3, 4)).transpose(0, 1)
+    out = made.b.map(lambda x, y: x + y, heads, b, dtype="float32")
+    graph = outputs(made, out)
+    a.tensor.place = place_of((4, 12), "float32", (1, 0))
+    before = interpret(graph, made.values)
+    canonicalize(graph, OPTIONS)
+    factor(graph, OPTIONS)
+    rename(graph)
+    assert graph.to_text().splitlines()[1:] == [
+        "  x0: input float32 [4, 3, 4] at (1536*, 512, 128)",
+        "  x1: input float32 [3, 4, 4] at (128, 1536, 384*)",
+        "  t_1: output float32 [3, 4, 4]",
+        "  t0: temp float32 [4, 3, 4]",
+        "  t0[i0, i1, i2] = map {i0 4, i1 3, i2 4} (x0[i0, i1, i2]) { %0 = input.f 0; "
+        "%1 = index.l i1; %2 = const.l 4; %3 = mul.l %1 %2; %4 = index.l i2; %5 = add.l %3 %4; "
+        "%6 = const.f 2.0; %7 = mul.f %0 %6; %8 = cast.l %5 f; %9 = add.f %7 %8; give %9 }",
+        "  t_1[i3, i4, i5] = map {i3 3, i4 4, i5 4} (t0[i4, i3, i5], x1[i3, i4, i5]) "
+        "{ %0 = input.f 0; %1 = input.f 1; %2 = add.f %0 %1; give %2 }",
+    ]
+    same(before, split_run(made, {out.tensor.name: (3, 4, 4)}))
+
+
+def test_a_stick_is_not_split_within_its_elements() -> None:
+    made = Made()
+    a, _ = made.numbers((4, 12))
+    out = made.b.map(lambda x: x + 1, a.reshape((4, 3, 4)).transpose(0, 1), dtype="float32")
+    graph = outputs(made, out)
+    canonicalize(graph, OPTIONS)
+    factor(graph, OPTIONS)
+    assert graph.arguments[0].shape == (4, 12)
+
+
+# --- layouts
+
+
+def test_expressions_turn_no_more_elements_than_listed() -> None:
+    """Acceptance R1: the expressions of the fact sheet's section 2.3."""
+    square = 128 * 128
+
+    def cost(expression: Any, **shapes: tuple[int, int]) -> int:
+        b = GraphBuilder("r1")
+        names = expression.__code__.co_varnames[1 : expression.__code__.co_argcount]
+        views = [b.input(n, shapes.get(n, (128, 128)), "float16") for n in names]
+        out = expression(Maker(b), *[Value(b, v) for v in views])
+        assert b.output(out.view) is not None
+        for run in (canonicalize, factor, layouts):
+            run(b.graph, OPTIONS)
+        return restickified(b.graph)
+
+    def twice(_: Any, a: Any, b: Any) -> Any:
+        buffer = a + b.t()
+        return buffer + buffer
+
+    listed: list[tuple[Any, int]] = [
+        (lambda m, a, x: a.t() + x, square),
+        (lambda m, a, b, x: a.t() + b.t() + x, square),
+        (lambda m, a, b, x, y: a.t() + b.t() + x + y, square),
+        (lambda m, a, x, b, y: a.t() + x + b.t() + y, 2 * square),
+        (lambda m, x, y: x @ y, 0),
+        (lambda m, x, y: x.t() @ y, square),
+        (lambda m, x, y: x @ y.t(), square),
+        (lambda m, x, y: x.t() @ y.t(), 2 * square),
+        (lambda m, a, b, c: (a @ b) @ c, 0),
+        (lambda m, a, b, c: (a @ b) + c.t(), square),
+        (lambda m, a, b, c, d: (a @ b) + c.t() + d.t(), square),
+        (lambda m, a, b, c: a @ (b + c.t()), square),
+        (lambda m, a, b, c, d, e: (a + b.t() + c.t() + d.t()) @ e, 2 * square),
+        (twice, square),
+        (lambda m, x, y: m.sin(x) + y.t(), square),
+    ]
+    for number, (expression, most) in enumerate(listed):
+        assert cost(expression) <= most, f"expression {number}"
+    assert cost(lambda m, a, b: a.t() @ b, a=(64, 128), b=(64, 192)) <= 8192
+
+
+class Value:
+    """A view with the operators of the listed expressions."""
+
+    def __init__(self, b: GraphBuilder, view: View) -> None:
+        self.b, self.view = b, view
+
+    def t(self) -> Value:
+        return Value(self.b, self.view.transpose(0, 1))
+
+    def __add__(self, other: Value) -> Value:
+        return Value(self.b, self.b.map(lambda x, y: x + y, self.view, other.view, dtype="float16"))
+
+    def __matmul__(self, other: Value) -> Value:
+        return Value(self.b, self.b.copy(self.b.matmul(self.view, other.view), "float16"))
+
+
+class Maker:
+    def __init__(self, b: GraphBuilder) -> None:
+        self.b = b
+
+    def sin(self, x: Value) -> Value:
+        return Value(self.b, self.b.map(f.sin, x.view, dtype="float16"))
+
+
+@MANY
+@given(st.data())
+def test_layouts_place_every_tensor_and_change_no_value(data: Any) -> None:
+    made = Random(data.draw)
+    before = made.run()
+    shapes = {t.name: t.shape for t in made.graph.arguments}
+    for run in (canonicalize, factor, layouts):
+        run(made.graph, OPTIONS)
+        check(made.graph)
+    assert all(t.place is not None for t in made.graph.tensors)
+    for tensor in made.graph.arguments:
+        if tensor.host is not None:
+            assert tensor.host[0] == shapes[tensor.name]
+    same(before, split_run(made, shapes))
+
+
+def test_a_row_reduction_that_is_broadcast_stays_one_element_a_stick() -> None:
+    made = Made()
+    a, _ = made.numbers((4, 70), "float16")
+    (most,) = made.b.reduce(Combine.MAX, a, [1], keepdim=True)
+    out = made.b.map(lambda x, m: x - m, a, most, dtype="float16", compute="float32")
+    graph = outputs(made, out)
+    for run in (canonicalize, factor, layouts):
+        run(graph, OPTIONS)
+    (temp,) = [t for t in graph.tensors if t.role is Role.TEMP]
+    assert temp.place is not None
+    assert temp.place.stick == -1
+    assert restickified(graph) == 0
+
+
+def test_an_output_without_place_tells_the_layout_that_it_was_declared_with() -> None:
+    made = Made()
+    a, _ = made.numbers((4, 3, 64), "float16")
+    out = made.b.contiguous(a.transpose(0, 1).reshape((12, 64)))
+    graph = outputs(made, out)
+    for run in (canonicalize, factor, layouts):
+        run(graph, OPTIONS)
+    assert out.tensor.shape == (3, 4, 64)
+    assert out.tensor.host is not None
+    assert out.tensor.host[0] == (12, 64)
+    assert out.tensor.host[1] == place_of((12, 64), "float16")
+    assert out.tensor.place is not None
+    assert out.tensor.place.strides == (4 * 128, 128, 12 * 128)

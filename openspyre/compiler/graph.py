@@ -88,6 +88,7 @@ class Tensor:
     data: np.ndarray | None = None  # CONST: the values
     alias: Alias | None = None
     host: tuple[tuple[Size, ...], Place] | None = None
+    groups: tuple[tuple[int, ...], ...] | None = None  # the dims of each declared one, till layouts
 
     @property
     def memory(self) -> Tensor:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from openspyre.compiler.errors import CompileError
 from openspyre.compiler.graph import Access, Affine, Graph, Op, OpKind, Role, Tensor
 from openspyre.compiler.options import CompileOptions
-from openspyre.compiler.passes.inline import inline_maps, live, renamed
+from openspyre.compiler.passes.inline import inline_maps, live, on_stick, ordered, renamed
 from openspyre.compiler.schedule import rows_plan, rows_split
 from openspyre.compiler.schedule.common import cores_for
 from openspyre.compiler.sizes import Size, known, same
@@ -174,7 +174,16 @@ def _join(group: Group, op: Op, position: int, work: _Work) -> Op | None:
         return None
     if group.kind == "matmul":
         return op if _on_tile(group, op, work) else None
+    if ordered(op) and not _same_lanes(group, op):
+        return None
     return op if _worth(group, op, position, work) else None
+
+
+def _same_lanes(group: Group, op: Op) -> bool:
+    """Whether a reduction takes the elements of a tensor made in the group in the order in which it
+    would take them from LPDDR5: results of a reduction along the stick lie one a stick in LX."""
+    reduced = {id(a.tensor) for o in group.ops if o.kind is OpKind.REDUCE for a in o.outputs}
+    return not any(id(a.tensor) in reduced and on_stick(a) in op.reduced for a in op.inputs)
 
 
 def _unwritten(group: Group, op: Op) -> bool:

@@ -15,7 +15,7 @@ from openspyre.compiler.graph import Access, Affine, Graph, Op, OpKind, Role, Te
 from openspyre.compiler.sizes import Size, known, plus, times
 from openspyre.formats import Format, Mode
 from openspyre.program.model import Body, Node
-from openspyre.program.ops import BODY_OP, register_of
+from openspyre.program.ops import BODY_OP, Combine, register_of
 from openspyre.timing.costs import FUNCTIONS
 
 MOST_INPUTS = 8
@@ -275,6 +275,8 @@ def _inlined(op: Op, access: Access, maker: _Maker, mode: Mode) -> Op | None:
         if made is None:
             return None
         moved.append(made)
+    if ordered(op) and not _same_order(op, access, moved):
+        return None
     for a in moved:
         if a not in inputs:
             inputs.append(a)
@@ -297,6 +299,30 @@ def _inlined(op: Op, access: Access, maker: _Maker, mode: Mode) -> Op | None:
         return None
     body = pruned(bodies.nodes, [numbers[r] for r in op.body.results])
     return replace(op, inputs=inputs, body=body, name=_names(source.name, op.name))
+
+
+def ordered(op: Op) -> bool:
+    """Whether the bits of the op depend on the order in which it takes the elements."""
+    return op.kind is OpKind.REDUCE and op.combine in (Combine.SUM, Combine.PROD, Combine.WELFORD)
+
+
+def on_stick(access: Access) -> str | None:
+    """The label on the stick of an access, None where there is none or no place yet."""
+    place = access.tensor.place
+    if place is None or place.stick < 0:
+        return None
+    index = access.index[place.stick]
+    return index.single if isinstance(index, Affine) else None
+
+
+def _same_order(op: Op, access: Access, moved: Sequence[Access]) -> bool:
+    """Whether a reduction takes the elements in the same order from what a map reads as from the
+    tensor that it made: the label on the stick decides."""
+    if access.tensor.place is None:
+        return True
+    others = {on_stick(a) for a in op.inputs if a != access}
+    before = (others | {on_stick(access)}) - {None}
+    return (others | {on_stick(a) for a in moved}) - {None} == before
 
 
 def _names(first: str, second: str) -> str:
