@@ -33,6 +33,9 @@ from openspyre.device.random import take_blocks
 from openspyre.formats import Mode, format_for
 from openspyre.program.model import Card
 
+listeners: list[Callable[[Planned], None]] = []
+"""Told of every launch of a region: openspyre.observe.explain listens."""
+
 
 @dataclass
 class Planned:
@@ -64,6 +67,8 @@ class Runner:
         if plan is None:
             plan = self._plan(tensors, sizes)
             self._plans[self._key(tensors, sizes)] = plan  # weights may have been relaid
+        for listener in listeners:
+            listener(plan)
         device = torch.device("spyre", self.device)
         results = [
             torch.empty_strided(shape, strides, dtype=dtype, device=device)
