@@ -578,11 +578,11 @@ def plan_matmul(
     search = _Search(product, rates, lx_bytes, slots, tiles or {}, strips)
     forced = dict(split or {})
     limit = cores if forced else _worth(search, cores)
-    found = _best(search, limit, cores, forced, forced.get(Part.DEPTH, 1), keep)
+    units = -(-search.sizes[search.k] // search.unit[search.k])
+    found = _best(search, limit, cores, forced, min(forced.get(Part.DEPTH, 1), units), keep)
     if Part.DEPTH not in forced:
         if found:
             best = found[0]
-            units = -(-search.sizes[search.k] // search.unit[search.k])
             if best.cores * 2 <= limit and best.ns > K_SPLIT_NS and units >= 4:
                 for depth in _counts(units, limit)[1:]:
                     other = _best(search, limit, cores, forced, depth, keep)
@@ -597,7 +597,7 @@ def plan_matmul(
                         found = other
         else:  # k must be split for the span's sake
             for depth in (2, 4, 8, 16, 32):
-                if depth <= cores and not found:
+                if depth <= min(cores, units) and not found:
                     found = _best(search, cores, cores, forced, depth, keep)
     if not found:
         shares = search.shares({})

@@ -248,8 +248,8 @@ class _Reader:
                     if self._before(op, access.tensor):
                         inputs.append(access.tensor)
                         continue
-                    self._check_in_place(op, access, own)
                 box = self.box(access, own)
+                self._check_in_place(box, maps, renamed)
                 if box in extras:
                     box = extras[extras.index(box)]
                 else:
@@ -297,14 +297,14 @@ class _Reader:
                 return True
         return False
 
-    def _check_in_place(self, op: Op, access: Access, names: dict[str, str | None]) -> None:
+    def _check_in_place(
+        self, box: Box, maps: Sequence[Op], renamed: Sequence[dict[str, str | None]]
+    ) -> None:
         """What is read and later written must be the same element at every point."""
-        for other in self.kernel.ops:
-            for written in other.outputs:
-                if written.tensor is access.tensor and (
-                    other is not op or self.index(written, names) != self.index(access, names)
-                ):
-                    raise self.error(f"{access} is read where {written} is written")
+        for op, names in zip(maps, renamed, strict=True):
+            for written in op.outputs:
+                if written.tensor is box.tensor and self.index(written, names) != box.index:
+                    raise self.error(f"{box.tensor.name} is read elsewhere than {written}")
 
     def _column(self, b: Box, outs: list[Box]) -> str:
         cols = [label for label, part in self.parts.items() if part is Part.COL]
