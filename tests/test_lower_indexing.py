@@ -115,7 +115,8 @@ SORTS: list[tuple[Any, ...]] = [
 @pytest.mark.parametrize("call", SORTS, ids=lambda call: str(call[0]))
 def test_orders_are_torch_s(call: tuple[Any, ...]) -> None:
     op, *args = call
-    check(op, *args, **({"stable": True} if op is aten.sort.stable else {}))
+    options: dict[str, Any] = {"stable": True} if op is aten.sort.stable else {}
+    check(op, *args, **options)
 
 
 def test_mode_is_the_smallest_of_the_most_frequent() -> None:

@@ -199,7 +199,8 @@ def test_gradients_of_attention(causal: bool, heads: int) -> None:
 
 def test_attention_of_16_bit_is_near_float32() -> None:
     halves = [t.half() for t in (Q, K, V)]
-    wanted = F.scaled_dot_product_attention(*[t.float() for t in halves])
+    q, k, v = (t.float() for t in halves)
+    wanted = F.scaled_dot_product_attention(q, k, v)
     got, dtypes = lowered(aten.scaled_dot_product_attention.default, halves)
     assert dtypes == ["float16"]
     np.testing.assert_allclose(got[0], wanted.numpy(), atol=2e-3)

@@ -11,7 +11,9 @@ from lowering_checks import compare, lowered
 
 from openspyre.compiler.build import GraphBuilder
 from openspyre.compiler.graph import OpKind
+from openspyre.compiler.interpret import interpret
 from openspyre.compiler.lower import lower_op
+from openspyre.compiler.view import View
 
 PRODUCTS: list[tuple[Any, ...]] = [
     (aten.mm.default, draw(5, 70), draw(70, 9)),
@@ -68,8 +70,7 @@ def test_scaled_products_of_fp8(rowwise: bool) -> None:
         for n, t in zip("xyac", (x, y, a, c), strict=True)
     ]
     out = lower_op(b, "aten._scaled_mm.default", views, {"out_dtype": "float32"})
-    from openspyre.compiler.interpret import interpret
-
+    assert isinstance(out, View)
     tensor = b.output(out)
     assert tensor is not None
     values = {n: t.float().numpy() for n, t in zip("xyac", (x, y, a, c), strict=True)}

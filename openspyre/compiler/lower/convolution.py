@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 from openspyre.compiler.build import GraphBuilder
-from openspyre.compiler.errors import Unsupported
 from openspyre.compiler.lower.norms import channels
+from openspyre.compiler.lower.products import exact_product, wide
 from openspyre.compiler.lower.registry import lowers
-from openspyre.compiler.lower.tools import cast, describe, number, numbers, spread, summed
+from openspyre.compiler.lower.tools import cast, number, numbers, spread, summed
 from openspyre.compiler.lower.windows import (
     Windows,
     cropped,
@@ -47,7 +48,7 @@ def correlated(b: GraphBuilder, x: View, weight: View, w: Windows) -> View:
         left = view.permute([*range(n + 2), n + 2, *kernel_dims])
         right = weight.permute([0, 1, *kernel_of_weight, 2]).squeeze(n + 2)
         products = b.map(
-            lambda p, q: p * q, left, right, dtype="float32", compute="float32",
+            lambda p, q: p * q, left, right, dtype=wide(x.dtype), compute=wide(x.dtype),
             shape=(*view.shape[: n + 1], groups, outs, *w.kernel),
         )  # fmt: skip
         over = list(range(products.rank - n, products.rank))
@@ -63,7 +64,7 @@ def correlated(b: GraphBuilder, x: View, weight: View, w: Windows) -> View:
     right = plain(b, b.reshape(right, [groups, size, outs]))
     for _ in range(n):
         right = right.unsqueeze(1)
-    made = b.matmul(left, right)  # [G, N, *out, O]
+    made = exact_product(b, left, right)  # [G, N, *out, O]
     made = made.permute([1, 0, n + 2, *range(2, n + 2)])
     return b.reshape(made, [x.size(0), groups * outs, *spots])
 
@@ -130,7 +131,7 @@ def weight_gradient(b: GraphBuilder, small: View, big: View, w: Windows, groups:
     left = b.reshape(small, [small.size(0), groups, rows, *outs])
     left = left.permute([1, 2, 0, *range(3, n + 3)])
     left = plain(b, b.reshape(left, [groups, rows, points]))
-    made = b.matmul(left, right)  # [G, A, (k B)]
+    made = exact_product(b, left, right)  # [G, A, (k B)]
     made = b.reshape(made, [groups, rows, *w.kernel, inner])
     made = made.permute([0, 1, n + 2, *range(2, n + 2)])
     return b.reshape(made, [groups * rows, inner, *w.kernel])
@@ -143,8 +144,6 @@ def convolution(
     output_padding: Sequence[Size], groups: Size,
 ) -> View:  # fmt: skip
     n = weight.rank - 2
-    if x.dtype not in ("float16", "bfloat16", "float32"):
-        raise Unsupported(b.operation, describe(x), "convolutions are of floats", "convert it")
     if x.rank == n + 1:
         made = convolution(
             b, x.unsqueeze(0), weight, bias, stride, padding, dilation, transposed,
@@ -166,7 +165,7 @@ def convolution(
     if bias is None:
         return cast(b, made, x.dtype)
     along = channels(bias, made.rank)
-    return b.map(lambda m, c: m + c, made, along, dtype=x.dtype, compute="float32")  # type: ignore[arg-type]
+    return b.map(lambda m, c: m + c, made, along, dtype=x.dtype, compute=made.dtype)  # type: ignore[arg-type]
 
 
 @lowers("aten._convolution")
@@ -218,20 +217,18 @@ def conv_transpose(
 
 @lowers("aten.convolution_backward", "aten.convolution_backward_overrideable")
 def convolution_backward(
-    b: GraphBuilder, grad: View, x: View, weight: View, *rest: object
+    b: GraphBuilder, grad: View, x: View, weight: View, *rest: Any
 ) -> tuple[View | None, View | None, View | None]:
     """`convolution_backward` has the sizes of the bias before the stride, the overrideable one has
     not."""
     if b.operation.startswith("aten.convolution_backward_overrideable"):
-        bias_sizes, arguments = [weight.size(0)], rest
-    else:
-        bias_sizes, arguments = rest[0], rest[1:]
-    return _backward(b, grad, x, weight, bias_sizes, *arguments)  # type: ignore[arg-type]
+        return _backward(b, grad, x, weight, *rest)
+    return _backward(b, grad, x, weight, *rest[1:])
 
 
 def _backward(
-    b: GraphBuilder, grad: View, x: View, weight: View, bias_sizes: Sequence[Size] | None,
-    stride: Sequence[Size], padding: Sequence[Size], dilation: Sequence[Size], transposed: bool,
+    b: GraphBuilder, grad: View, x: View, weight: View, stride: Sequence[Size],
+    padding: Sequence[Size], dilation: Sequence[Size], transposed: bool,
     output_padding: Sequence[Size], groups: Size, output_mask: Sequence[bool],
 ) -> tuple[View | None, View | None, View | None]:  # fmt: skip
     n = weight.rank - 2

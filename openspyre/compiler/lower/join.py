@@ -23,7 +23,7 @@ from openspyre.compiler.lower.tools import (
     summed,
     wrap,
 )
-from openspyre.compiler.sizes import Size, known
+from openspyre.compiler.sizes import Size, known, plus
 from openspyre.compiler.view import View
 from openspyre.program import body as f
 from openspyre.program.body import Reg
@@ -252,9 +252,10 @@ def block_diag(b: GraphBuilder, tensors: Sequence[View]) -> View:
     rows = sum(number(x.size(0), b, "a block") for x in blocks)
     columns = sum(number(x.size(1), b, "a block") for x in blocks)
     out = full(b, (rows, columns), 0, common_dtype(blocks))
-    row = column = 0
+    row: Size = 0
+    column: Size = 0
     for x in blocks:
         if known(x.numel) != 0:
             b.store(out.slice(0, row, x.size(0)).slice(1, column, x.size(1)), x)
-        row, column = row + int(x.size(0)), column + int(x.size(1))
+        row, column = plus(row, x.size(0)), plus(column, x.size(1))
     return out

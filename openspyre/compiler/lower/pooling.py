@@ -207,8 +207,8 @@ def by_place(b: GraphBuilder, grad: View, x: View, indices: View, n: int) -> Vie
     """The gradients added up where the maxima were."""
     lead = list(x.shape[: x.rank - n])
     total = places = 1
-    for size, out in zip(spatial(b, x, n), spatial(b, grad, n), strict=True):
-        total, places = total * size, places * out
+    for size, count in zip(spatial(b, x, n), spatial(b, grad, n), strict=True):
+        total, places = total * size, places * count
     out = full(b, [*lead, total], 0, "float32")
     value = b.reshape(cast(b, grad, "float32"), [*lead, places])
     at = b.reshape(indices, [*lead, places])

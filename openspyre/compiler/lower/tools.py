@@ -11,7 +11,7 @@ from openspyre.compiler.build import REGISTER, GraphBuilder, Operand, Scalar
 from openspyre.compiler.errors import Unsupported
 from openspyre.compiler.lower.promote import promote_types
 from openspyre.compiler.lower.registry import constant
-from openspyre.compiler.sizes import Size, known, plus, product, same
+from openspyre.compiler.sizes import Size, known, plus, product, same, times
 from openspyre.compiler.view import NeedsCopy, View
 from openspyre.program import body as f
 from openspyre.program.body import Reg
@@ -181,7 +181,7 @@ def _span(
 ) -> Size:
     if steps[d] == 1:
         return plus(view.size(d), low[d] + high[d])
-    return (int(view.size(d)) - 1) * steps[d] + 1 + low[d] + high[d]
+    return plus(times(plus(view.size(d), -1), steps[d]), 1 + low[d] + high[d])
 
 
 def fill(b: GraphBuilder, target: View, value: Operand) -> None:

@@ -313,23 +313,25 @@ def as_permuted(
     b: GraphBuilder, x: View, size: Sequence[Size], stride: Sequence[Size]
 ) -> View | None:
     """The as_strided view that is a reshape and a permutation; None if it is none."""
-    if not all(isinstance(v, int) for v in (*size, *stride)):
+    counts = [n for s in size if (n := known(s)) is not None]
+    steps = [n for s in stride if (n := known(s)) is not None]
+    if len(counts) < len(size) or len(steps) < len(stride) or not same(product(size), x.numel):
         return None
-    if not same(product(size), x.numel):
-        return None
-    order = sorted(range(len(size)), key=lambda d: (-int(stride[d]), size[d] == 1))
+    order = sorted(range(len(counts)), key=lambda d: (-steps[d], counts[d] == 1))
     expected = 1
     for d in reversed(order):
-        if size[d] != 1 and stride[d] != expected:
+        if counts[d] != 1 and steps[d] != expected:
             return None
-        expected *= int(size[d])
-    back = [order.index(d) for d in range(len(size))]
+        expected *= counts[d]
+    back = [order.index(d) for d in range(len(counts))]
     return b.reshape(x, [size[d] for d in order]).permute(back)
 
 
 def windowed(x: View, size: Sequence[Size], stride: Sequence[Size], offset: Size) -> View:
     """An as_strided view of `flat` elements."""
-    factors, dims, terms = [], [], []
+    factors: list[tuple[str, Size]] = []
+    dims: list[tuple[str, ...]] = []
+    terms: list[tuple[str, Size]] = []
     for count, step in zip(size, stride, strict=True):
         if known(count) == 1:
             dims.append(())
