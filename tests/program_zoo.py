@@ -17,7 +17,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from openspyre.program import Program
+from openspyre.program import Program, ProgramBuilder
 from openspyre.program import body as f
 
 sys.path.insert(0, str(Path(__file__).parent.parent))  # `examples` is no installed package
@@ -380,6 +380,64 @@ def _sort() -> Case:
     )
 
 
+def _views() -> Case:
+    """Operands by strides: rows of their own, a broadcast, overlapping windows, a sparse transposed
+    output; sizes and strides known at launch."""
+    b = ProgramBuilder("views", {"c": 3})
+    rows, pitch = b.int_symbol("rows", 1, 64), b.int_symbol("pitch", 64, 1 << 12)
+    x = b.input("x", (rows, 150), "float16", strides=(384, 128), stick=1)
+    bias = b.input("bias", (rows, 150), "float16", strides=(0, 128), stick=1)
+    windows = b.input(
+        "windows", (rows, 2, 150), "float16", strides=(128, 128, pitch * 128), stick=2
+    )
+    y = b.output("y", (150, rows), "float16", strides=(pitch * 256, 256), stick=-1)
+    own = b.split("own", rows, "c")
+    boxes = b.boxes(r=(own, 8), c=150)
+    xs, bs = b.stream("xs", x, (8, 150)), b.stream("bs", bias, (8, 150))
+    ws = b.stream("ws", windows, (8, 2, 150))
+    ys = b.stream("ys", y, (150, 8), users=["store"])
+    with b.queue("load"), boxes() as (over, turn):
+        with xs.fill(turn) as t:
+            b.load(over, x["r", "c"], t["r", "c"])
+        with bs.fill(turn) as t:
+            b.load(over, bias["r", "c"], t["r", "c"])
+        with ws.fill(turn) as t:
+            b.load({"k": 2, **over}, windows["r", "k", "c"], t["r", "k", "c"])
+    with (
+        b.queue("sfu"),
+        boxes() as (over, turn),
+        xs.use(turn) as xt,
+        bs.use(turn) as bt,
+        ws.use(turn) as wt,
+        ys.fill(turn) as yt,
+    ):
+        b.map(
+            over,
+            yt["c", "r"],
+            lambda p, q, v, w: (p + q) + (v - w),
+            xt["r", "c"],
+            bt["r", "c"],
+            wt["r", 0, "c"],
+            wt.part(0, 1, 0)["r", 1, "c"],
+        )
+    with b.queue("store"), boxes() as (over, turn), ys.use(turn) as t:
+        b.store(over, t["c", "r"], y["c", "r"])
+
+    def inputs(rng: Rng) -> Arrays:
+        line = floats(rng, 38, 150)
+        return {
+            "x": floats(rng, 37, 150),
+            "bias": np.broadcast_to(floats(rng, 150), (37, 150)),
+            "windows": np.stack([line[:-1], line[1:]], 1),
+        }
+
+    def reference(given: Arrays) -> Arrays:
+        x, bias, windows = (given[name].astype(np.float32) for name in ("x", "bias", "windows"))
+        return {"y": ((x + bias) + (windows[:, 0] - windows[:, 1])).T}
+
+    return Case(b.build(), inputs, reference, rtol=HALF_ULP, symbols={"rows": 37, "pitch": 70})
+
+
 ZOO: dict[str, Callable[[], Case]] = {
     "add": _add,
     "add_more_cores_than_rows": _add_more_cores_than_rows,
@@ -410,4 +468,5 @@ ZOO: dict[str, Callable[[], Case]] = {
     "cumsum": _cumsum,
     "topk": _topk,
     "sort": _sort,
+    "views": _views,
 }

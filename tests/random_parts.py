@@ -11,12 +11,12 @@ from dataclasses import dataclass
 import numpy as np
 from program_zoo import Arrays, Case, Rng
 
-from openspyre.formats import Format, Mode, format_for
+from openspyre.formats import STICK_BYTES, Format, Mode, format_for
 from openspyre.program import ProgramBuilder, Span
 from openspyre.program import body as f
 from openspyre.program.body import BodyFunction, Reg
 from openspyre.program.boxes import Boxes
-from openspyre.program.expr import Expr, expr
+from openspyre.program.expr import Const, Expr, ceil_div, expr
 from openspyre.program.ops import BODY_OPS, register_of
 
 DTYPES = (
@@ -226,6 +226,24 @@ def finish(b: ProgramBuilder, inputs: Mapping[str, tuple[tuple[int, ...], str]])
 
 def formats_unit(dtypes: Sequence[str], mode: Mode = Mode.DL16) -> int:
     return max(format_for(dtype, mode).elements_per_stick for dtype in dtypes)
+
+
+def some_strides(
+    rng: Rng, sizes: Sequence[Expr], order: Sequence[int] | None, format: Format, stored: bool
+) -> tuple[list[Expr], int]:
+    """Strides of its own for an operand with the stick dim of `order`, and that dim: dims nested in
+    any order with gaps; what is only read may overlap itself or not move at all."""
+    stick = (tuple(order) if order is not None else (*range(len(sizes)),) or (-1,))[-1]
+    strides: list[Expr] = [Const(0)] * len(sizes)
+    pitch: Expr = Const(STICK_BYTES * number(rng, 1, 3))
+    for dim in (int(i) for i in rng.permutation(len(sizes))):
+        if not stored and chance(rng, 0.15):
+            continue
+        count = ceil_div(sizes[dim], format.elements_per_stick) if dim == stick else sizes[dim]
+        strides[dim] = pitch
+        if stored or chance(rng, 0.9):
+            pitch = pitch * count + STICK_BYTES * number(rng, 0, 2)
+    return strides, stick
 
 
 def orders(rng: Rng, labels: Sequence[str], space: Space) -> tuple[int, ...] | None:

@@ -1,10 +1,10 @@
 """Random valid programs: `random_program(seed)` gives one, with valid inputs, and no reference.
 
 They are what the native machine is compared with the reference executor on, byte for byte: all
-kinds, all body operations, all formats, ragged tiles, unequal shares, broadcasts, other dim orders
-and sparse operands, 1 to 3 slots, scratch and const operands, the ring, grids of 1 to 8 cores.
-Inputs hold infinities, NaN and zeros of both signs now and then. One seed is one program for good
-only as long as this file and random_parts.py stay as they are.
+kinds, all body operations, all formats, ragged tiles, unequal shares, broadcasts, other dim orders,
+strides and sparse operands, 1 to 3 slots, scratch and const operands, the ring, grids of 1 to 8
+cores. Inputs hold infinities, NaN and zeros of both signs now and then. One seed is one program for
+good only as long as this file and random_parts.py stay as they are.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from random_parts import (
     random_body,
     random_space,
     result_type,
+    some_strides,
     start,
 )
 
@@ -68,7 +69,12 @@ def pointwise(rng: Rng) -> Case:
         shape = tuple(space.sizes[label] for label in mine)
         sizes = sizes_of(mine)
         order = orders(rng, mine, space)
-        x = b.input(f"x{i}", sizes, dtype, order=order, within=part_of(sizes))
+        if chance(rng, 0.25):
+            format = format_for(dtype, b.mode)
+            strides, on = some_strides(rng, sizes, order, format, False)
+            x = b.input(f"x{i}", sizes, dtype, strides=strides, stick=on)
+        else:
+            x = b.input(f"x{i}", sizes, dtype, order=order, within=part_of(sizes))
         tensors.append((x, mine))
         shapes[f"x{i}"] = (shape, dtype)
     full = sizes_of(labels)
@@ -80,7 +86,11 @@ def pointwise(rng: Rng) -> Case:
             size if dim == stick else w
             for dim, (w, size) in enumerate(zip(within, full, strict=True))
         ]
-    out = b.output("out", full, out_dtype, order=order, within=within)
+    if chance(rng, 0.25):
+        strides, on = some_strides(rng, full, order, format_for(out_dtype, b.mode), True)
+        out = b.output("out", full, out_dtype, strides=strides, stick=on)
+    else:
+        out = b.output("out", full, out_dtype, order=order, within=within)
     streams = [
         b.stream(f"{x.name}s", x, space.tile(mine), slots=number(rng, 1, 3)) for x, mine in tensors
     ]
@@ -123,7 +133,13 @@ def in_place(rng: Rng) -> Case:
     space = random_space(rng, 2, formats_unit([dtype]))
     b, scalars = start(rng, "in_place", space.grid)
     labels = list(space.sizes)
-    x = b.inout("x", tuple(space.sizes.values()), dtype, order=orders(rng, labels, space))
+    order, sizes = orders(rng, labels, space), tuple(space.sizes.values())
+    if chance(rng, 0.25):
+        format, whole = format_for(dtype, b.mode), [expr(size) for size in sizes]
+        strides, on = some_strides(rng, whole, order, format, True)
+        x = b.inout("x", sizes, dtype, strides=strides, stick=on)
+    else:
+        x = b.inout("x", sizes, dtype, order=order)
     slots = number(rng, 1, 3)
     place = b.lx("place", x, space.tile(labels), slots=slots)
     free, loaded, done = b.token("free", slots, 1), b.token("loaded", slots), b.token("done", slots)

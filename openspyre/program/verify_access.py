@@ -97,7 +97,13 @@ class AccessRules:
                     f"tile {access.value} in {access.place}: stride {stride} of label"
                     f" {_label(task, position)} is no multiple of 128",
                 )
-            if size > 1 and stride == 0 and position != tile.stick and position in tile.dims:
+            if (
+                size > 1
+                and stride == 0
+                and position != tile.stick
+                and position in tile.dims
+                and not self._stays(access.place, position, tile)
+            ):
                 raise VerifyError(
                     1,
                     task,
@@ -165,9 +171,7 @@ class AccessRules:
                 f" {tile.address}",
             )
         for position, count in enumerate(tile.counts):
-            right = sum(
-                step for dim, step in zip(tile.dims, layout.strides, strict=True) if dim == position
-            )
+            right = _moves(tile, position, layout.strides)
             if count > 1 and tile.strides[position] != right:
                 raise VerifyError(
                     3,
@@ -189,6 +193,11 @@ class AccessRules:
         operand = next(o for o in self.instance.program.operands if o.name == access.place)
         base = operand.offset if operand.role is Role.SCRATCH else 0
         return self.tiles.place(tile, base)
+
+    def _stays(self, place: str, label: int, tile: Tile) -> bool:
+        """Whether a label does not move an operand: one with strides, which is only read."""
+        layout = self.instance.operands.get(place)
+        return layout is not None and _moves(tile, label, layout.strides) == 0
 
     def _check_span(self, task: Task, operand: str, low: int, high: int) -> None:
         key = (task.core, operand)
@@ -250,6 +259,11 @@ def _all_tiles(instruction: Load | Store | Ring | Compute) -> list[Access]:
     if isinstance(instruction, Store) and instruction.scatter is not None:
         extra = [instruction.scatter.index]
     return [instruction.source, instruction.target, *extra]
+
+
+def _moves(tile: Tile, label: int, strides: tuple[int, ...]) -> int:
+    """Bytes that a step of a label moves in an operand with these strides."""
+    return sum(step for dim, step in zip(tile.dims, strides, strict=True) if dim == label)
 
 
 def _label(task: Task, position: int) -> str:

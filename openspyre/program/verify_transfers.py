@@ -60,7 +60,7 @@ class Transfers:
         if load.gather is None:
             source = self.state.rules.mem(task, load.source)
             self.state.rules.check_all_labels(task, source.tile)
-            nbytes = source.tile.nbytes
+            nbytes = max(source.tile.nbytes, target.tile.nbytes)
             self._read_memory(step, source)
         else:
             gather = load.gather
