@@ -70,6 +70,33 @@ void finish(OperandLayout& out) {
   out.nbytes = end;
 }
 
+struct Loop {
+  int64_t count, stride;
+};
+
+// What moves the address, innermost first.
+std::vector<Loop> loops_of(const OperandLayout& operand) {
+  std::vector<Loop> loops;
+  for (int dim = 0; dim < operand.rank; ++dim) {
+    const int64_t count =
+        dim == operand.stick ? ceil_div(operand.shape[dim], operand.eps) : operand.shape[dim];
+    if (count > 1) loops.push_back({count, operand.strides[dim]});
+  }
+  std::sort(loops.begin(), loops.end(), [](Loop a, Loop b) { return a.stride < b.stride; });
+  return loops;
+}
+
+// Whether each dim's step does not leave what all dims with smaller steps span. Sizes are laid out
+// already, so nothing overflows.
+bool overlaps_itself(const OperandLayout& operand) {
+  int64_t end = kStickBytes;
+  for (const Loop& loop : loops_of(operand)) {
+    if (loop.stride < end) return true;
+    end += (loop.count - 1) * loop.stride;
+  }
+  return false;
+}
+
 }  // namespace
 
 OperandLayout lay_operand(const machine::Operand& operand, std::span<const int64_t> symbols) {
@@ -94,6 +121,8 @@ OperandLayout lay_operand(const machine::Operand& operand, std::span<const int64
         refuse("its strides must be multiples of 128, none negative");
     }
     finish(out);
+    const bool stored = operand.role != machine::Role::In && operand.role != machine::Role::Const;
+    if (stored && overlaps_itself(out)) refuse("its strides let sticks of a stored operand overlap");
     return out;
   }
   std::vector<int> order(operand.order.begin(), operand.order.end());
@@ -189,6 +218,7 @@ std::string match_layout(const OperandLayout& operand, const TensorView& view, b
     if (size == 1) continue;
     const int64_t step = view.strides[static_cast<size_t>(dim)];
     const std::string who = "dim " + std::to_string(dim);
+    if (step == 0 && operand.strides[dim] == 0 && dim != operand.stick && !written) continue;
     if (step < 1) return who + " is expanded (stride " + std::to_string(step) + ")";
     // The axis it moves along: the outermost one whose step divides its own. (Axes descend.)
     size_t a = 0;
@@ -239,20 +269,12 @@ std::string match_layout(const OperandLayout& operand, const TensorView& view, b
 }
 
 std::vector<ByteRange> sticks_of(const OperandLayout& operand, int64_t base) {
-  struct Loop {
-    int64_t count, stride;
-  };
-  std::vector<Loop> loops;
-  for (int dim = 0; dim < operand.rank; ++dim) {
-    const int64_t count =
-        dim == operand.stick ? ceil_div(operand.shape[dim], operand.eps) : operand.shape[dim];
-    if (count > 1) loops.push_back({count, operand.strides[dim]});
-  }
-  std::sort(loops.begin(), loops.end(), [](Loop a, Loop b) { return a.stride < b.stride; });
+  const std::vector<Loop> loops = loops_of(operand);
   // Innermost loops without a gap are one run of bytes.
   int64_t run = kStickBytes;
   size_t outer = 0;
-  while (outer < loops.size() && loops[outer].stride == run) run *= loops[outer++].count;
+  for (; outer < loops.size() && loops[outer].stride <= run; ++outer)
+    run += (loops[outer].count - 1) * loops[outer].stride;
   std::vector<ByteRange> ranges{{static_cast<uint64_t>(base), static_cast<uint64_t>(base + run)}};
   for (size_t i = outer; i < loops.size(); ++i) {
     const size_t before = ranges.size();
@@ -262,7 +284,16 @@ std::vector<ByteRange> sticks_of(const OperandLayout& operand, int64_t base) {
         ranges.push_back({ranges[r].begin + shift, ranges[r].end + shift});
       }
   }
-  return ranges;
+  if (!overlaps_itself(operand)) return ranges;
+  std::sort(ranges.begin(), ranges.end(),
+            [](const ByteRange& a, const ByteRange& b) { return a.begin < b.begin; });
+  std::vector<ByteRange> joined;
+  for (const ByteRange& range : ranges)
+    if (!joined.empty() && range.begin <= joined.back().end)
+      joined.back().end = std::max(joined.back().end, range.end);
+    else
+      joined.push_back(range);
+  return joined;
 }
 
 }  // namespace openspyre::card

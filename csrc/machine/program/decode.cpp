@@ -136,7 +136,7 @@ class Decoder {
       operand.format = static_cast<Format>(r_.code("operand format", kFormatCount));
       operand.shape = shape("operand shape");
       const size_t rank = operand.shape.size();
-      const uint64_t way = r_.code("operand within", 3);
+      const uint64_t way = r_.code("operand layout", 3);
       operand.has_within = way == 1;
       operand.has_strides = way == 2;
       if (operand.has_strides) {
@@ -154,6 +154,8 @@ class Decoder {
         }
       }
       operand.has_order = r_.flag("operand order");
+      if (operand.has_order && operand.has_strides)
+        r_.fail("operand order: an operand with strides has none");
       if (operand.has_order) operand.order = order(rank);
       operand.offset = static_cast<uint64_t>(number("operand offset", 0, INT64_MAX));
       if (operand.role == Role::Const && operand.offset > p_.data_bytes) {
@@ -523,7 +525,7 @@ std::shared_ptr<const Program> decode_program(const void* image, size_t bytes) {
     bad_header(8, "version " + std::to_string(version) + " is too new; this machine knows " +
                       std::to_string(kProgramVersion));
   }
-  if (version != kProgramVersion) bad_header(8, "version " + std::to_string(version));
+  if (version < 1) bad_header(8, "version " + std::to_string(version));
   uint8_t covered[76];
   std::memcpy(covered, data, 68);
   std::memcpy(covered + 68, data + 72, 8);

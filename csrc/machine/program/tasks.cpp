@@ -148,7 +148,7 @@ void Core::load(const Instruction& code, const int64_t* env) {
   if (indexed) return gather(code, env, from, to);
   const StickBox box = pair(from.stride, from, to, -1);
   charge(box.points() / kSticksPerStep);
-  counts_.bytes_read += from.sticks * kStickBytes;
+  counts_.bytes_read += box.points() * kStickBytes;
   const std::byte* source = memory(code.inputs[0]) + from.address;
   const auto guard = lock_lx();
   if (shared_.deferrable[static_cast<size_t>(code.inputs[0].operand)]) {
