@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import warnings
@@ -215,7 +216,7 @@ def test_unary_functions_of_every_dtype_and_at_the_edges(name: str) -> None:
         except (RuntimeError, NotImplementedError):
             continue
         tolerance = 4.0 if name in ("lgamma", "digamma", "i0", "sinc", "tan", "logit") else 1.0
-        check(lambda x=x: getattr(torch, name)(x), tolerance=tolerance)
+        check(functools.partial(getattr(torch, name), x), tolerance=tolerance)
 
 
 BINARY = [
@@ -248,7 +249,7 @@ def test_binary_functions_of_every_dtype(name: str) -> None:
             continue
         if name == "nextafter" and dtype != torch.float32:
             continue
-        check(lambda x=x, y=y: getattr(torch, name)(x, y), tolerance=2.0)
+        check(functools.partial(getattr(torch, name), x, y), tolerance=2.0)
 
 
 def test_integer_division_rounds_as_torch_does() -> None:
@@ -270,7 +271,11 @@ def test_integers_wrap_at_their_width() -> None:
     for dtype in INTEGERS:
         limits = torch.iinfo(dtype)
         x = torch.tensor([limits.max, limits.min, limits.max - 1, 3], dtype=dtype)
-        check(lambda x=x: (x + x, x * x, x - 1, x + 1, x**3, torch.pow(x, x.abs() % 5)))
+
+        def code(x: torch.Tensor = x) -> None:
+            x + x, x * x, x - 1, x + 1, x**3, torch.pow(x, x.abs() % 5)
+
+        check(code)
 
 
 @pytest.mark.parametrize("scalars", [False, True])
@@ -303,7 +308,7 @@ def test_casts_between_all_dtypes() -> None:
         x = values(source, 50)
         if source.is_floating_point and target == torch.uint8:
             x = x.abs()
-        check(lambda x=x, target=target: x.to(target, copy=True))
+        check(functools.partial(x.to, target, copy=True))
 
 
 def test_dlfloat16_results_are_rounded_once() -> None:
@@ -318,7 +323,7 @@ def test_dlfloat16_results_are_rounded_once() -> None:
 def test_foreach_operations_are_their_elements() -> None:
     xs = [values(torch.float32, 4, 5), values(torch.float32, 7), values(torch.float16, 3)]
     ys = [x * 0.5 + 1 for x in xs]
-    foreach = torch
+    foreach: Any = torch
 
     def code() -> None:
         for name in ("add", "sub", "mul", "div", "maximum", "minimum", "clamp_min", "clamp_max"):
@@ -425,6 +430,34 @@ def test_dropout_keeps_and_scales() -> None:
     assert not mask.any() and (none == 0).all()
 
 
+def test_special_functions_are_as_exact_as_float32_allows() -> None:
+    """Against torch in float64: 6e-7 of the larger of 1 and the value."""
+    special: Any = torch.special
+    made = torch.Generator().manual_seed(0)
+    x = torch.cat([torch.randn(900, generator=made) * 4, torch.rand(300, generator=made) * 80])
+    chance = torch.cat([torch.rand(500, generator=made), 10 ** (torch.rand(300) * -37)])
+    cases: list[tuple[Any, Callable[[torch.Tensor], torch.Tensor], list[Any], torch.Tensor]] = [
+        (aten.lgamma.default, torch.lgamma, [], x),
+        (aten.digamma.default, torch.digamma, [], x),
+        (aten.polygamma.default, lambda t: torch.polygamma(1, t), [1], x),
+        (aten.i0.default, special.i0, [], x),
+        (aten.special_i0e.default, special.i0e, [], x),
+        (aten.special_i1.default, special.i1, [], x),
+        (aten.special_i1e.default, special.i1e, [], x),
+        (aten.special_erfcx.default, special.erfcx, [], x),
+        (aten.special_log_ndtr.default, special.log_ndtr, [], x),
+        (aten.special_ndtri.default, special.ndtri, [], chance),
+        (aten.special_entr.default, special.entr, [], chance),
+        (aten.sinc.default, torch.sinc, [], x),
+    ]
+    for op, function, before, xs in cases:
+        (got,), _ = lowered(op, [*before, xs])
+        want = function(xs.double()).numpy()
+        inside = np.isfinite(want) & (abs(want) < 1e37)
+        error = abs(got - want)[inside] / np.maximum(abs(want[inside]), 1)
+        assert error.max() < 1e-6, (str(op), error.max())
+
+
 # --- torch's own samples
 
 SAMPLES = 40
@@ -465,6 +498,7 @@ def test_torchs_elementwise_samples(dtype: torch.dtype) -> None:
     from torch.testing._internal.opinfo import core
 
     found = sweep((core.UnaryUfuncInfo, core.BinaryUfuncInfo), [dtype])
+    found.failed.pop("aten.polygamma.default", None)  # torch's float32 is off by 1e-3
     assert not found.failed, "\n".join(found.failed.values())
     missing = {name for name in found.missing if "_polynomial_" not in name}
     assert missing <= LEFT_OUT

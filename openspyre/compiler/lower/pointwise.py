@@ -14,6 +14,7 @@ from openspyre.compiler.errors import Unsupported
 from openspyre.compiler.lower.promote import (
     BITS,
     FLOATS,
+    HALVES,
     INTEGERS,
     Operand,
     float_type,
@@ -22,6 +23,7 @@ from openspyre.compiler.lower.promote import (
     pointwise_many,
     refuse,
     result_type,
+    rounded,
 )
 from openspyre.compiler.lower.registry import constant, lowers
 from openspyre.compiler.view import View
@@ -117,9 +119,11 @@ def floor_divide(b: GraphBuilder, self: Operand, other: Operand) -> View:
 
 
 def trunc_divide(b: GraphBuilder, self: Operand, other: Operand) -> View:
-    """Rounded toward zero."""
+    """Rounded toward zero; a 16-bit quotient is rounded to its dtype before, as torch does."""
     dtype = result_type(self, other)
     refuse(b.operation, dtype, (*INTEGERS, *FLOATS))
+    if dtype in HALVES:
+        return pointwise(b, lambda x, y: f.trunc(rounded(b, x / y, dtype)), [self, other], dtype)
     return pointwise(b, f.trunc_div, [self, other], dtype)
 
 

@@ -291,7 +291,7 @@ def _functional_candidates(op: torch._ops.OpOverload) -> list[torch._ops.OpOverl
         packets = [base.removesuffix("_"), base]
     found = []
     for packet in packets:
-        if packet not in dir(namespace) and not hasattr(namespace, packet):
+        if not hasattr(namespace, packet):
             continue
         whole = getattr(namespace, packet)
         overloads = [getattr(whole, o) for o in whole.overloads()]
