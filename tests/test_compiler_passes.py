@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from random_graphs import Made, Random, place_of
 
 from openspyre.compiler.build import GraphBuilder
-from openspyre.compiler.check import check
+from openspyre.compiler.check import check, illegal
 from openspyre.compiler.graph import Graph, OpKind, Role
 from openspyre.compiler.interpret import interpret
 from openspyre.compiler.options import CompileOptions
@@ -19,6 +18,7 @@ from openspyre.compiler.passes.canonicalize import canonicalize
 from openspyre.compiler.passes.edit import rename
 from openspyre.compiler.passes.factor import factor
 from openspyre.compiler.passes.layouts import layouts, restickified
+from openspyre.compiler.passes.legalize import legalize, ragged
 from openspyre.compiler.view import View
 from openspyre.program import body as f
 from openspyre.program.ops import Combine
@@ -190,12 +190,13 @@ def test_a_dim_that_is_read_in_parts_is_split_with_all_that_walks_it() -> None:
     rename(graph)
     assert graph.to_text().splitlines()[1:] == [
         "  x0: input float32 [4, 3, 4] at (1536*, 512, 128)",
-        "  x1: input float32 [3, 4, 4] at (128, 1536, 384*)",
+        "  x1: input float32 [3, 4, 4] at (128, 384, 384*)",
         "  t_1: output float32 [3, 4, 4]",
         "  t0: temp float32 [4, 3, 4]",
         "  t0[i0, i1, i2] = map {i0 4, i1 3, i2 4} (x0[i0, i1, i2]) { %0 = input.f 0; "
-        "%1 = index.l i1; %2 = const.l 4; %3 = mul.l %1 %2; %4 = index.l i2; %5 = add.l %3 %4; "
-        "%6 = const.f 2.0; %7 = mul.f %0 %6; %8 = cast.l %5 f; %9 = add.f %7 %8; give %9 }",
+        "%1 = const.f 2.0; %2 = mul.f %0 %1; %3 = index.l i1; %4 = const.l 4; "
+        "%5 = mul.l %3 %4; %6 = index.l i2; %7 = add.l %5 %6; %8 = cast.l %7 f; "
+        "%9 = add.f %2 %8; give %9 }",
         "  t_1[i3, i4, i5] = map {i3 3, i4 4, i5 4} (t0[i4, i3, i5], x1[i3, i4, i5]) "
         "{ %0 = input.f 0; %1 = input.f 1; %2 = add.f %0 %1; give %2 }",
     ]
@@ -322,3 +323,35 @@ def test_an_output_without_place_tells_the_layout_that_it_was_declared_with() ->
     assert out.tensor.host[1] == place_of((12, 64), "float16")
     assert out.tensor.place is not None
     assert out.tensor.place.strides == (4 * 128, 128, 12 * 128)
+
+
+# --- legalize
+
+
+def run_all(graph: Graph, *passes: Any) -> None:
+    for run in passes:
+        run(graph, OPTIONS)
+        check(graph)
+
+
+def rule_one(graph: Graph) -> None:
+    for op in graph.ops:
+        for access in (*op.inputs, *op.outputs):
+            assert access.tensor.place is not None
+            if op.kind is not OpKind.COPY:
+                assert illegal(graph, access) is None, f"{op}: {access}"
+
+
+@MANY
+@given(st.data())
+def test_legalize_leaves_legal_accesses_and_changes_no_value(data: Any) -> None:
+    made = Random(data.draw)
+    before = made.run()
+    shapes = {t.name: t.shape for t in made.graph.arguments}
+    run_all(made.graph, canonicalize, factor, layouts, legalize)
+    rule_one(made.graph)
+    for op in made.graph.ops:
+        for access in op.outputs:
+            if op.kind is not OpKind.COPY:
+                assert not ragged(made.graph, op, access), f"{op}: {access}"
+    same(before, split_run(made, shapes))
