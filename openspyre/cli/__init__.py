@@ -10,6 +10,8 @@ from __future__ import annotations
 import click
 
 import openspyre
+from openspyre.cli.cache import cache
+from openspyre.cli.explain import explain
 from openspyre.cli.program import program
 from openspyre.cli.replay import replay
 
@@ -21,4 +23,6 @@ def main() -> None:
 
 
 main.add_command(program)
+main.add_command(cache)
+main.add_command(explain)
 main.add_command(replay)

@@ -54,7 +54,8 @@ class KernelFacts:
             if core >= self.cores:
                 marks.append(" ..")
                 continue
-            digits, rest = [], core
+            digits: list[str] = []
+            rest = core
             for parts in reversed(list(self.splits.values())):
                 rest, digit = divmod(rest, parts)
                 digits.insert(0, f"{digit:x}")
