@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 from openspyre.compiler.build import GraphBuilder, Operand
-from openspyre.compiler.lower.registry import lowers
+from openspyre.compiler.lower.registry import lowers, resolves
 from openspyre.compiler.lower.tools import cast, elements, number, summed
 from openspyre.compiler.sizes import Size, product
 from openspyre.compiler.view import View
@@ -329,6 +329,13 @@ def batch_norm_no_training(
 ) -> tuple[View, View, View]:  # fmt: skip
     found = batch_norm_parts(b, x, weight, bias, running_mean, running_var, False, momentum, eps)
     return found[:3]
+
+
+resolves(
+    "aten._native_batch_norm_legit.default",
+    "aten._native_batch_norm_legit_functional.default",
+    {"running_mean": 3, "running_var": 4},
+)
 
 
 @lowers("aten.native_batch_norm", "aten.cudnn_batch_norm", "aten._native_batch_norm_legit")

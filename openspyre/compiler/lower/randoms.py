@@ -25,7 +25,7 @@ from openspyre.compiler.lower.promote import (
     refuse,
     size_register,
 )
-from openspyre.compiler.lower.registry import constant, lowers
+from openspyre.compiler.lower.registry import constant, lowers, resolves
 from openspyre.compiler.sizes import Size, product, size_of
 from openspyre.compiler.view import View
 from openspyre.program import body as f
@@ -211,6 +211,9 @@ def normal_functional(
     b: GraphBuilder, self: View, mean: Any = 0.0, std: Any = 1.0, *, seed: Any, offset: Any
 ) -> View:
     return normal_in(b, self.shape, self.dtype, mean, std, seed, offset)
+
+
+resolves("aten.normal.out", "aten.normal_functional.default", {"out": 0}, out=True)
 
 
 @lowers("aten.randn", "aten.randn.generator", draws=_sized)

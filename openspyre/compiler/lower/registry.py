@@ -81,10 +81,10 @@ def lowers(*names: str, draws: Draws | None = None) -> Callable[[Function], Func
     return note
 
 
-def resolves(name: str, functional: str, written: Mapping[str, int]) -> None:
+def resolves(name: str, functional: str, written: Mapping[str, int], out: bool = False) -> None:
     """Says by hand what `resolve` cannot derive: operation `name` is `functional`, and argument
-    `a` is written with result number `written[a]`."""
-    _OVERRIDES[name] = Resolved(functional, tuple(written), False, tuple(written.values()))
+    `a` is written with result number `written[a]`. `out`: it is an out= operation."""
+    _OVERRIDES[name] = Resolved(functional, tuple(written), False, tuple(written.values()), out)
 
 
 @functools.cache
@@ -231,9 +231,10 @@ def constant(value: Any, what: str) -> Any:
 @dataclass(frozen=True)
 class Resolved:
     """How an operation is computed: by the functional operation `name`, whose result number
-    `results[i]` is then stored in argument `written[i]` of the operation. The other arguments are
-    those of the functional one, without the written ones of an out= operation (`out`). With
-    `per_element` the written argument and the result are lists of tensors, stored one by one."""
+    `results[i]` is then stored in argument `written[i]` of the operation; results that are not
+    stored are returned. The arguments are those of the functional operation, but for the written
+    ones of an out= operation (`out`), which are not passed on. With `per_element` the written
+    argument and the result are lists of tensors, stored one by one."""
 
     name: str
     written: tuple[str, ...] = ()
