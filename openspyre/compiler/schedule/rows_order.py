@@ -20,13 +20,14 @@ from openspyre.compiler.schedule import common
 from openspyre.compiler.schedule.common import Axis, Draft
 from openspyre.compiler.sizes import known
 from openspyre.compiler.tiles import Kernel
+from openspyre.program import body as f
 from openspyre.program.boxes import Ref, Span, Tile, span
 from openspyre.program.builder import Stream
 from openspyre.program.expr import Expr, ceil_div, expr
 from openspyre.program.model import Program
 from openspyre.program.ops import Kind
 
-TILE_BYTES = 256 << 10
+TILE_BYTES = 128 << 10
 
 
 @dataclass(eq=False)
@@ -47,11 +48,21 @@ class _Plan:
         """Sizes of a tile of the results."""
         return {**tile, self.label: self.limit}
 
+    @property
+    def staged(self) -> bool:
+        """Whether the input lacks labels: it is then spread out in LX first."""
+        return self.op.inputs[0].labels != set(self.op.labels)
+
+    def staged_bytes(self, tile: Mapping[str, int], graph: Graph) -> int:
+        format = self.op.inputs[0].tensor.format(graph.mode)
+        return common.sticks([tile[n] for n in self.op.labels], len(self.op.labels) - 1, format)
+
     def bytes(self, tile: Mapping[str, int], slots: int, graph: Graph) -> int:
         """Bytes of LX."""
         source, outs = self.op.inputs[0], self.op.outputs
-        whole = tile[self.label] >= self.size and not any(n != self.label for n in tile)
-        total = common.tile_bytes(source, tile, graph.mode) * (1 if whole else slots)
+        total = common.tile_bytes(source, tile, graph.mode) * slots
+        if self.staged:
+            total += self.staged_bytes(tile, graph)
         for access in outs:
             total += common.tile_bytes(access, self.results(tile), graph.mode) * slots
         return total
@@ -82,15 +93,18 @@ def _make(op: Op, graph: Graph, options: CompileOptions) -> _Plan:
         )  # fmt: skip
     limit = min(op.limit, size) if op.kind is OpKind.TOPK else size
     plan = _Plan(op, label, size, limit, common.units_of([*op.inputs, *op.outputs], graph.mode))
+    if plan.staged:
+        last, format = next(reversed(op.labels)), op.inputs[0].tensor.format(graph.mode)
+        plan.units[last] = max(plan.units.get(last, 1), format.elements_per_stick)
     outer = {n: graph.hint(s) for n, s in op.labels.items() if n != label}
     counts = {n: -(-s // plan.units.get(n, 1)) for n, s in outer.items()}
-    padded = {n: counts[n] * plan.units.get(n, 1) for n in outer}
-    full = {**padded, label: -(-size // plan.units.get(label, 1)) * plan.units.get(label, 1)}
+    full = {**outer, label: size}
     cores = common.cores_for(plan.bytes(full, 1, graph), options)
     plan.parts = common.split_cores(counts, cores)
     tile = dict(full)
     for name in outer:
-        tile[name] = -(-counts[name] // plan.parts.get(name, 1)) * plan.units.get(name, 1)
+        mine = -(-counts[name] // plan.parts.get(name, 1)) * plan.units.get(name, 1)
+        tile[name] = mine if known(op.labels[name]) is None else min(mine, outer[name])
     share = plan.bytes(tile, 1, graph)
     target = min(TILE_BYTES, max(8 << 10, share // 4))
     budget = common.lx_budget(options)
@@ -111,6 +125,11 @@ def _make(op: Op, graph: Graph, options: CompileOptions) -> _Plan:
                 "sort shorter rows, or on the CPU",
             )  # fmt: skip
         tile[label] = -(-tile[label] // unit // 2) * unit
+    unit = plan.units.get(label, 1)
+    while op.kind is OpKind.TOPK and common.tile_bytes(op.inputs[0], tile, graph.mode) > TILE_BYTES:
+        if tile[label] <= unit:
+            break
+        tile[label] = -(-tile[label] // unit // 2) * unit  # so that the load of a part overlaps
     plan.tile = tile
     return plan
 
@@ -130,6 +149,11 @@ class _Order:
         self.source = op.inputs[0]
         self.ins = draft.stream(self.source, plan.tile, slots=plan.slots)
         self.outs = [self._out(access) for access in op.outputs]
+        self.spread: Tile | None = None
+        if plan.staged:
+            format = self.source.tensor.format(draft.mode)
+            value = self.builder.value("spread", tuple(op.labels.values()), format=format)
+            self.spread = self.builder.lx("spreadlx", value, [plan.tile[n] for n in op.labels])
         self.across = ceil_div(plan.size, plan.tile[plan.label])
 
     def _out(self, access: Access) -> Stream | Tile:
@@ -199,6 +223,10 @@ class _Order:
 
     def _one(self, spans: dict[str, Span], box: Span, source: Ref, targets: list[Ref]) -> None:
         plan = self.plan
+        if self.spread is not None:
+            target = Ref(self.spread, tuple((n, expr(0)) for n in plan.op.labels))
+            self.builder.map(self._over(spans, box), target, f.identity, source)
+            source = target
         sorts = plan.op.kind is OpKind.SORT and plan.tile[plan.label] >= plan.size
         self.builder.compute(
             Kind.SORT if sorts else Kind.TOPK,

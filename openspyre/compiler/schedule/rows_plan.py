@@ -247,6 +247,9 @@ def _inner_boxes(plan: Plan, op: Op, lane: str | None, given: set[int]) -> None:
         format = tensor.format(mode)
         dims = tuple(common.index_of(access, d)[0] for d in range(len(access.index)))
         wanted = stick if op.kind is OpKind.REDUCE else lane if lane in access.labels else stick
+        if op.kind is not OpKind.REDUCE and tensor.place is not None and _is_reduced(plan, tensor):
+            # The order of the reduction is that of the tensor's place.
+            wanted = common.stick_label(access)
         box = Box(
             tensor.name, tensor.shape, dims, format, wanted if wanted in access.labels else None
         )
@@ -274,6 +277,12 @@ def _inner_boxes(plan: Plan, op: Op, lane: str | None, given: set[int]) -> None:
         _scan_boxes(plan, op, stick)
 
 
+def _is_reduced(plan: Plan, tensor: Tensor) -> bool:
+    return any(
+        op.kind is OpKind.REDUCE and any(a.tensor is tensor for a in op.inputs) for op in plan.ops
+    )
+
+
 def _scan_boxes(plan: Plan, op: Op, stick: str | None) -> None:
     """The carry of a scan, and its input in the result's register type unless it is that."""
     out = op.outputs[0]
@@ -285,7 +294,7 @@ def _scan_boxes(plan: Plan, op: Op, stick: str | None) -> None:
     )  # fmt: skip
     plan.lanes[id(op)] = [carry]
     plan.extra.append(carry)
-    if not plain(op):
+    if not plain(op) or op.label not in op.inputs[0].labels:
         plan.staged[id(op)] = Box(
             "staged", tuple(op.labels.values()), tuple(op.labels), _EXACT[register],
             stick if stick is not None else next(iter(op.labels), None),
@@ -325,18 +334,18 @@ def make(kernel: Kernel, graph: Graph, options: CompileOptions) -> Plan:
     counts = {label: -(-full[label] // plan.units.get(label, 1)) for label in plan.outer}
     strides = _strides(plan)
     major = sorted(plan.outer, key=lambda label: -strides.get(label, 0))
-    whole = {label: _rounded(full[label], plan.units.get(label, 1)) for label in plan.sizes}
-    cores = common.cores_for(plan.moved(whole), options)
+    cores = common.cores_for(plan.moved(full), options)
     if options.split:
         cores = dict(options.split).get("rows", cores)
     plan.parts = common.split_cores(
         {label: counts[label] for label in major}, cores, legal=lambda c: _legal(plan, counts, c)
     )
     plan.cores = math.prod(plan.parts.values())
-    tile = dict(whole)
+    tile = dict(full)
     for label in plan.outer:
         unit = plan.units.get(label, 1)
-        tile[label] = -(-counts[label] // plan.parts.get(label, 1)) * unit
+        share = -(-counts[label] // plan.parts.get(label, 1)) * unit
+        tile[label] = share if known(plan.sizes[label]) is None else min(share, full[label])
     budget = common.lx_budget(options)
     target = min(TILE_BYTES, max(LEAST_TILE_BYTES, plan.moved(tile) // TILES_A_CORE))
     asked = dict(options.tile).get("rows")
@@ -367,10 +376,6 @@ def make(kernel: Kernel, graph: Graph, options: CompileOptions) -> Plan:
             f" of LX, of {budget}"
         )
     return plan
-
-
-def _rounded(size: int, unit: int) -> int:
-    return -(-size // unit) * unit
 
 
 def _looped(plan: Plan, tile: Mapping[str, int]) -> frozenset[str]:
@@ -423,11 +428,12 @@ def _shrunk(
         if moved <= target and asked is None:
             break
         unit = plan.units.get(label, 1)
-        count = tile[label] // unit if unit > 1 else tile[label]
+        count = -(-tile[label] // unit)
         steps = max(1, min(count, -(-moved // target)))
         if asked is not None:
             steps, asked = max(1, -(-count * unit // asked)), None
-        tile[label] = -(-count // steps) * unit
+        if steps > 1:
+            tile[label] = -(-count // steps) * unit
     return tile
 
 
@@ -452,7 +458,8 @@ def _chunked(
             return tile
         last = labels[-1]
         unit = plan.units.get(last, 1)
-        least = {**tile, **{n: plan.units.get(n, 1) for n in labels[:-1]}, last: unit}
+        size = plan.graph.hint(plan.sizes[last])
+        least = {**tile, **{n: plan.units.get(n, 1) for n in labels[:-1]}, last: min(unit, size)}
         if any(plan.units.get(n, 1) > 1 for n in labels[:-1]):
             # A stick of an outer chunk label holds several of its indices: their order would mix.
             return tile
@@ -465,7 +472,7 @@ def _chunked(
         if not fits:
             plan.chunks = []
             return tile
-        count = -(-plan.graph.hint(plan.sizes[last]) // unit)
+        count = -(-size // unit)
         low, high = 1, count
         while low < high:  # the most units that fit
             middle = (low + high + 1) // 2
@@ -476,7 +483,7 @@ def _chunked(
             else:
                 high = middle - 1
         steps = -(-count // low)
-        return {**least, last: -(-count // steps) * unit}
+        return {**least, last: min(-(-count // steps) * unit, size)}
     return tile
 
 

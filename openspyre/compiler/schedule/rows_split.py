@@ -70,7 +70,7 @@ def _split(plan: Plan, op: Op) -> tuple[str, int] | None:
             kept *= -(-plan.graph.hint(size) // plan.units.get(label, 1))
     if kept > 4 or plan.staged:
         return None
-    whole = {n: _padded(plan, n) for n in plan.sizes}
+    whole = {n: plan.graph.hint(s) for n, s in plan.sizes.items()}
     if any(box.bytes(whole) * PARTS > MOST_KEPT for box in _accumulators(plan, op)):
         return None
     for label in op.reduced:
@@ -130,7 +130,8 @@ class _Split:
         self.number: Expr = Var(common.digit(label)) if cores > 1 else Const(0)
         at = self.op.reduced.index(label)
         self.before = self.op.reduced[:at]
-        self.tile = {n: _padded(plan, n) for n in plan.sizes} | dict.fromkeys(self.before, 1)
+        self.tile = {n: plan.graph.hint(s) for n, s in plan.sizes.items()}
+        self.tile |= dict.fromkeys(self.before, 1)
         read = {key_of(a) for a in self.op.inputs}
         self.streamed = {k: b for k, b in plan.loads.items() if k in read}
         self._sized(options)
