@@ -354,8 +354,11 @@ class GraphBuilder:
             a = self.contiguous(a)
         if not (_moves(b, n) and _moves(b, n + 1)):
             b = self.contiguous(b)
-        if not all(_moves(a, d) or _moves(b, d) for d in range(n)):
-            a = self.contiguous(a)
+        if not all(
+            any(_moves(x, d) for x in (a, b) if x.dims[d]) or not (a.dims[d] or b.dims[d])
+            for d in range(n)
+        ):
+            a, b = self.contiguous(a), self.contiguous(b)
         # One box [.., M, N, K]; a lacks N, b lacks M.
         sizes = (*wanted, a.size(n), b.size(n + 1), a.size(n + 1))
         left = a.unsqueeze(n + 1)
