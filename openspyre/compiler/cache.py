@@ -34,6 +34,8 @@ from openspyre.compiler.compile import CopyStep, ProgramStep, Region, Step, comp
 from openspyre.compiler.graph import (
     Access,
     Affine,
+    Alias,
+    Alias,
     Graph,
     Indirect,
     Op,
@@ -306,9 +308,13 @@ def region_to_bytes(region: Region) -> bytes:
         if tensor.place is not None:
             row["strides"] = [_size_out(s) for s in tensor.place.strides]
             row["stick"] = tensor.place.stick
+        if tensor.alias is not None:
+            row["alias"] = [numbers[id(tensor.alias.of)], _size_out(tensor.alias.offset)]
         if tensor.data is not None:
             data = np.ascontiguousarray(tensor.data)
             row["data"] = [data.dtype.str, list(data.shape), blob(data.tobytes())]
+        if tensor.alias is not None:
+            row["alias"] = [numbers[id(tensor.alias.of)], _size_out(tensor.alias.offset)]
         tensors.append(row)
     head = json.dumps(
         {
@@ -342,6 +348,14 @@ def region_from_bytes(data: bytes) -> Region:
         graph.tensors.append(
             Tensor(row["name"], shape, row["dtype"], Role(row["role"]), place, values)
         )
+    for row, tensor in zip(head["tensors"], graph.tensors, strict=True):
+        if "alias" in row:
+            of, offset = row["alias"]
+            tensor.alias = Alias(graph.tensors[of], (), _size_in(offset))
+    for tensor, row in zip(graph.tensors, head["tensors"], strict=True):
+        if "alias" in row:
+            number, offset = row["alias"]
+            tensor.alias = Alias(graph.tensors[number], (), _size_in(offset))
     graph.symbols = {s["name"]: Symbol(**s) for s in head["symbols"]}
     steps: list[Step] = []
     for row in head["steps"]:

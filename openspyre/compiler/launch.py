@@ -16,13 +16,12 @@ import numpy as np
 import torch
 
 from openspyre import _C
-from openspyre.compiler.bind import Bound, contiguous_strides, place_for
+from openspyre.compiler.bind import Bound
 from openspyre.compiler.compile import CopyStep, ProgramStep, Region
 from openspyre.compiler.errors import CompileError
 from openspyre.compiler.graph import Access, Affine, Place, Role, Tensor
 from openspyre.compiler.sizes import Size, known
-from openspyre.formats import STICK_BYTES, Format, format_for
-from openspyre.layout import SpyreTensorLayout
+from openspyre.formats import STICK_BYTES
 
 if TYPE_CHECKING:
     from openspyre.runtime.plan import JobPlan
@@ -42,6 +41,8 @@ class Segment:
 
 
 Part: TypeAlias = "Segment | CopyStep"
+Home: TypeAlias = "tuple[torch.Tensor, int]"
+"""A storage and the byte at which something lies in it."""
 
 
 @dataclass
@@ -49,8 +50,8 @@ class LoadedRegion:
     """A region on a device. `arguments`: the tensors a launch passes, in order (inputs, inouts and
     outputs as they stand in the graph); their contents are the caller's.
 
-    `temps`: the bytes at which temps lie in one block, for sizes that are known; `alone`: temps
-    that DMA copies touch, which are tensors of their own.
+    `temps`: the bytes at which temps lie in one block of `temp_bytes`, unless their sizes are known
+    at launch only (`symbolic`).
     """
 
     region: Region
@@ -60,7 +61,6 @@ class LoadedRegion:
     constants: dict[str, torch.Tensor]
     temps: dict[str, int] = field(default_factory=dict)
     temp_bytes: int = 0
-    alone: list[Tensor] = field(default_factory=list)
     symbolic: bool = False
 
     @property
@@ -82,86 +82,81 @@ class LoadedRegion:
         Raises card errors and RuntimeError as a launch does (memory safety, ranges of symbols).
         """
         given = symbols or {}
-        numbers = {t.name: n for n, t in enumerate(self.arguments)}
-        where = self._temps(given)
+        homes: dict[str, Home] = {
+            t.name: (tensor, bound.offset)
+            for t, tensor, bound in zip(self.arguments, tensors, bounds, strict=True)
+        }
+        homes |= {name: (tensor, 0) for name, tensor in self.constants.items()}
+        homes |= self._temps(given)
         for part in self.parts:
             if isinstance(part, CopyStep):
-                self._copy(part, tensors, bounds, numbers, where, given)
+                self._copy(part, homes, given)
                 continue
-            launched: list[torch.Tensor] = []
-            offsets: list[int] = []
-            for tensor in part.tensors:
-                number = numbers.get(tensor.name)
-                if number is not None:
-                    launched.append(tensors[number])
-                    offsets.append(bounds[number].offset)
-                elif tensor.name in self.constants:
-                    launched.append(self.constants[tensor.name])
-                    offsets.append(0)
-                else:
-                    block, offset = where[tensor.name]
-                    launched.append(block)
-                    offsets.append(offset)
+            places = [_home(tensor, homes, given) for tensor in part.tensors]
             values = [
                 _float_bits(given[name]) if is_float else int(given[name])
                 for name, is_float in part.symbols
             ]
-            part.plan._native.launch_bound(launched, offsets, values)
+            part.plan._native.launch_bound(
+                [tensor for tensor, _ in places], [offset for _, offset in places], values
+            )
 
-    def _temps(self, symbols: Mapping[str, int | float]) -> dict[str, tuple[torch.Tensor, int]]:
-        where: dict[str, tuple[torch.Tensor, int]] = {}
-        device = torch.device("spyre", self.device)
+    def _temps(self, symbols: Mapping[str, int | float]) -> dict[str, Home]:
+        at, total = self.temps, self.temp_bytes
         if self.symbolic:
-            at: dict[str, int] = {}
-            total = 0
-            for tensor in self.region.temps:
-                if tensor not in self.alone:
-                    at[tensor.name] = total
-                    total += extent(tensor, self.region, symbols)
-        else:
-            at, total = self.temps, self.temp_bytes
-        if total:
-            block = torch.empty((total,), dtype=torch.uint8, device=device)
-            where |= {name: (block, offset) for name, offset in at.items()}
-        for tensor in self.alone:
-            where[tensor.name] = (_temp_tensor(tensor, self.region, symbols, device), 0)
-        return where
+            at, total = _lay_temps(self.region, symbols)
+        if not total:
+            return {}
+        device = torch.device("spyre", self.device)
+        block = torch.empty((total,), dtype=torch.uint8, device=device)
+        return {name: (block, offset) for name, offset in at.items()}
 
     def _copy(
-        self,
-        step: CopyStep,
-        tensors: Sequence[torch.Tensor],
-        bounds: Sequence[Bound],
-        numbers: Mapping[str, int],
-        where: Mapping[str, tuple[torch.Tensor, int]],
-        symbols: Mapping[str, int | float],
+        self, step: CopyStep, homes: Mapping[str, Home], symbols: Mapping[str, int | float]
     ) -> None:
         """target = source, by the DMA engine, over the labels of the step."""
         labels = {name: _value(size, symbols) for name, size in step.op.labels.items()}
+        source, source_side = _side(step.source, labels, homes, symbols)
+        target, target_side = _side(step.target, labels, homes, symbols)
+        width = step.source.tensor.format(self.region.graph.mode).bytes
+        _C.copy_elements(source, target, list(labels.values()), source_side, target_side, width)
 
-        def view(access: Access) -> torch.Tensor:
-            tensor = access.tensor
-            number = numbers.get(tensor.name)
-            if number is not None:
-                base, linear = tensors[number], bounds[number].linear
-                start = base.storage_offset()
+
+def _home(tensor: Tensor, homes: Mapping[str, Home], symbols: Mapping[str, int | float]) -> Home:
+    """The storage that holds a tensor of the graph, and the byte at which it begins."""
+    memory, offset = homes[tensor.memory.name]
+    if tensor.alias is not None:
+        offset += _value(tensor.alias.offset, symbols)
+    return memory, offset
+
+
+def _side(
+    access: Access,
+    labels: Mapping[str, int],
+    homes: Mapping[str, Home],
+    symbols: Mapping[str, int | float],
+) -> tuple[torch.Tensor, tuple[int, list[int], int, int, list[int]]]:
+    """One side of a copy: csrc/torch/element_copy.cpp Side."""
+    memory, base = _home(access.tensor, homes, symbols)
+    place = place_of(access.tensor)
+    names = {label: n for n, label in enumerate(labels)}
+    step, stick_step = [0] * len(labels), [0] * len(labels)
+    stick_base = pitch = 0
+    for d, (index, size) in enumerate(zip(access.index, place.strides, strict=True)):
+        if not isinstance(index, Affine):
+            raise CompileError(f"a copy by index: {access}")
+        stride = _value(size, symbols)
+        start = _value(index.offset, symbols)
+        if d == place.stick:
+            stick_base, pitch = start, stride
+        else:
+            base += start * stride
+        for label, by in index.terms:
+            if d == place.stick:
+                stick_step[names[label]] += _value(by, symbols)
             else:
-                base = (
-                    self.constants[tensor.name]
-                    if tensor.name in self.constants
-                    else where[tensor.name][0]
-                )
-                linear = contiguous_strides([_value(s, symbols) for s in tensor.shape])
-                start = 0
-            steps = dict.fromkeys(labels, 0)
-            for index, stride in zip(access.index, linear, strict=True):
-                assert isinstance(index, Affine)
-                start += _value(index.offset, symbols) * stride
-                for label, by in index.terms:
-                    steps[label] += _value(by, symbols) * stride
-            return base.as_strided(tuple(labels.values()), tuple(steps.values()), start)
-
-        view(step.target).copy_(view(step.source))
+                step[names[label]] += _value(by, symbols) * stride
+    return memory, (base, step, stick_base, pitch, stick_step)
 
 
 # --- loading
@@ -229,30 +224,22 @@ def load(region: Region, device: int) -> LoadedRegion:
         if tensor.role is Role.CONST and _used(tensor, region)
     }
     made = LoadedRegion(region, device, graph.arguments, parts, constants)
-    copied = [
-        t
-        for s in region.steps
-        if isinstance(s, CopyStep)
-        for t in (s.source.tensor, s.target.tensor)
-    ]
-    made.alone = [t for t in region.temps if t in copied]
-    rest = [t for t in region.temps if t not in copied]
     made.symbolic = any(
         known(size) is None for t in region.temps for size in (*t.shape, *place_of(t).strides)
     )
     if not made.symbolic:
-        made.temps, made.temp_bytes = _lay_temps(rest, region)
+        made.temps, made.temp_bytes = _lay_temps(region, {})
     return made
 
 
+def _touches(step: ProgramStep | CopyStep, tensor: Tensor) -> bool:
+    if isinstance(step, ProgramStep):
+        return any(t.memory is tensor for t in step.arguments)
+    return tensor in (step.source.tensor.memory, step.target.tensor.memory)
+
+
 def _used(tensor: Tensor, region: Region) -> bool:
-    for step in region.steps:
-        if isinstance(step, ProgramStep):
-            if tensor in step.arguments:
-                return True
-        elif tensor in (step.source.tensor, step.target.tensor):
-            return True
-    return False
+    return any(_touches(step, tensor) for step in region.steps)
 
 
 def place_of(tensor: Tensor) -> Place:
@@ -274,17 +261,13 @@ def extent(tensor: Tensor, region: Region, symbols: Mapping[str, int | float]) -
     return end
 
 
-def _lay_temps(temps: Sequence[Tensor], region: Region) -> tuple[dict[str, int], int]:
+def _lay_temps(region: Region, symbols: Mapping[str, int | float]) -> tuple[dict[str, int], int]:
     """Byte offsets in one block: a temp takes the lowest place that is free from its first to its
     last step."""
     spans: list[tuple[Tensor, int, int, int]] = []
-    for tensor in temps:
-        uses = [
-            n
-            for n, step in enumerate(region.steps)
-            if isinstance(step, ProgramStep) and tensor in step.arguments
-        ]
-        spans.append((tensor, uses[0], uses[-1], extent(tensor, region, {})))
+    for tensor in region.temps:
+        uses = [n for n, step in enumerate(region.steps) if _touches(step, tensor)]
+        spans.append((tensor, uses[0], uses[-1], extent(tensor, region, symbols)))
     spans.sort(key=lambda s: -s[3])
     laid: list[tuple[int, int, int, int]] = []  # begin, end, first, last
     offsets: dict[str, int] = {}
@@ -314,63 +297,6 @@ def _dtype(name: str) -> torch.dtype:
     found = getattr(torch, name)
     assert isinstance(found, torch.dtype)
     return found
-
-
-def _layout_for(
-    shape: Sequence[int], strides: Sequence[int], stick: int, format: Format
-) -> SpyreTensorLayout:
-    """A layout of a dense storage of `shape` that lies as a Place says. CompileError when none
-    does: the DMA engine copies between storages with layouts only."""
-    eps = format.elements_per_stick
-    linear = contiguous_strides(shape)
-    dims: list[tuple[int, int, int]] = []  # bytes a step, size, linear step
-    for d, (size, stride) in enumerate(zip(shape, strides, strict=True)):
-        if size == 1:
-            continue
-        if d == stick:
-            if size > eps:
-                dims.append((stride, -(-size // eps), linear[d] * eps))
-        else:
-            dims.append((stride, size, linear[d]))
-    device_size, stride_map = [eps], [linear[stick] if stick >= 0 and shape[stick] > 1 else -1]
-    at = STICK_BYTES
-    for step, size, by in sorted(dims):
-        if step % at:
-            raise CompileError(f"no layout lies as strides {tuple(strides)} of shape {shape}")
-        if step != at:  # a gap: pads
-            device_size.insert(0, step // at)
-            stride_map.insert(0, -1)
-        device_size.insert(0, size)
-        stride_map.insert(0, by)
-        at = step * size
-    return SpyreTensorLayout.explicit(shape, device_size, stride_map, format)
-
-
-def _temp_tensor(
-    tensor: Tensor, region: Region, symbols: Mapping[str, int | float], device: torch.device
-) -> torch.Tensor:
-    """A contiguous tensor that lies as the temp's place says."""
-    from openspyre.device.layouts import empty
-
-    shape = [_value(s, symbols) for s in tensor.shape]
-    place = place_of(tensor)
-    strides = [_value(s, symbols) for s in place.strides]
-    format = format_for(tensor.dtype, region.graph.mode)
-    usual = place_for(shape, contiguous_strides(shape), format)
-    layout = None
-    if usual is None or not _same_place(usual, shape, strides, place.stick):
-        layout = _layout_for(shape, strides, place.stick, format)
-    return empty(shape, dtype=_dtype(tensor.dtype), device=device, layout=layout)
-
-
-def _same_place(usual: Bound, shape: Sequence[int], strides: Sequence[int], stick: int) -> bool:
-    moving = [d for d, size in enumerate(shape) if size != 1]
-    at = {d: n for n, d in enumerate(moving)}
-    return (
-        usual.shape == tuple(shape[d] for d in moving)
-        and usual.place.strides == tuple(strides[d] for d in moving)
-        and usual.place.stick == at.get(stick, -1)
-    )
 
 
 def _upload(tensor: Tensor, region: Region, device: int) -> torch.Tensor:
