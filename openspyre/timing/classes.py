@@ -3,13 +3,18 @@
 Two cores are alike when the numbers that shape their schedule are equal (loop counts and token
 counts) and their partners on the ring and in remote signals are alike. Addresses do not count, and
 tile sizes do not either: a group goes in step, at the pace of its largest tiles, and its `variants`
-tell how many cores have which sizes. Imports no torch.
+tell how many cores have which sizes.
+
+Cores with few transfers are groups of their own: a group's transfer ends for all its cores at once,
+which hides that the first of them computes while the last still loads. Over many tiles that makes
+no difference, over one or two it does. Imports no torch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain, islice
 
 from openspyre.program.concrete import Instance, ProgramError, compiled
 from openspyre.program.expr import Expr, ExprError
@@ -22,8 +27,13 @@ from openspyre.program.model import (
     Ring,
     Signal,
     Store,
+    Unit,
     Wait,
 )
+
+FEW_TRANSFERS = 12
+"""Up to so many LOADs and STOREs, cores are followed one by one: three tiles of two inputs and an
+output, and some rest. Bounds what that costs, too."""
 
 
 @dataclass(frozen=True)
@@ -44,15 +54,15 @@ class CoreClass:
 
 def instructions(program: Program) -> Iterator[Instruction]:
     """Every instruction, those inside loops included."""
-
-    def inside(body: tuple[Instruction, ...]) -> Iterator[Instruction]:
-        for item in body:
-            yield item
-            if isinstance(item, Loop):
-                yield from inside(item.body)
-
     for body in program.queues.values():
-        yield from inside(body)
+        yield from _within(body)
+
+
+def _within(body: tuple[Instruction, ...]) -> Iterator[Instruction]:
+    for item in body:
+        yield item
+        if isinstance(item, Loop):
+            yield from _within(item.body)
 
 
 def _shaping(item: Instruction) -> Iterator[Expr]:
@@ -114,7 +124,41 @@ def core_classes(instance: Instance) -> list[CoreClass]:
     for core in range(instance.cores):
         groups.setdefault(key[core], []).append(core)
     sized = sorted(sizes & fixed)
+    if not _in_step(program):
+        for like, cores in list(groups.items()):
+            if _few_transfers(instance, cores[0]):
+                del groups[like]
+                groups.update(((like, core), [core]) for core in cores)
     return [CoreClass(tuple(cores), _variants(instance, sized, cores)) for cores in groups.values()]
+
+
+def _in_step(program: Program) -> bool:
+    """Whether cores go in step with others: over the ring, by signals, by sharing reads tile after
+    tile. (What all read once, ahead of their loops, does not tie them.)"""
+    inside = [
+        item
+        for body in program.queues.values()
+        for loop in body
+        if isinstance(loop, Loop)
+        for item in _within(loop.body)
+    ]
+    if any(isinstance(item, Load) and item.multicast for item in inside):
+        return True
+    return any(
+        isinstance(item, Ring) or (isinstance(item, Signal) and item.core is not None)
+        for item in instructions(program)
+    )
+
+
+def _few_transfers(instance: Instance, core: int) -> bool:
+    tasks = chain.from_iterable(
+        instance.walk(core, unit)
+        for unit in (Unit.LOAD, Unit.STORE)
+        if unit in instance.program.queues
+    )
+    transfers = (task for task in tasks if isinstance(task.instruction, Load | Store))
+    # Cores that have nothing to do need not be told apart.
+    return 0 < len(list(islice(transfers, FEW_TRANSFERS + 1))) <= FEW_TRANSFERS
 
 
 def _variants(
