@@ -17,9 +17,23 @@ from openspyre.program.ops import Combine
 F32, I64 = Format.IEEE_FP32, Format.IEEE_INT64
 
 
-def rows_of_tile(cols: int) -> int:
-    """So many rows that a 16-bit tile takes about 64 KiB."""
-    return max(1, min(64, 32768 // cols))
+TILES = 4
+"""A core has at least so many tiles where its share allows it: with one or two, load, compute and
+store come one after the other instead of side by side."""
+
+
+def tile_height(rows: int, cores: int, most: int, across: int = 1) -> int:
+    """The largest height of tiles up to `most` that gives the largest share of `rows` TILES tiles,
+    there being `across` tiles beside each other; 1 where the share is too small for that."""
+    share = max(1, -(-rows // cores))
+    down = min(share, -(-TILES // across))
+    fitting = share if down == 1 else (share - 1) // (down - 1)  # ceil(share / height) >= down
+    return max(1, min(most, fitting))
+
+
+def rows_of_tile(rows: int, cols: int, cores: int) -> int:
+    """So many rows that a 16-bit tile takes about 64 KiB, fewer where a core's share is small."""
+    return tile_height(rows, cores, max(1, min(64, 32768 // cols)))
 
 
 def softmax(
@@ -33,7 +47,7 @@ def softmax(
 ) -> Program:
     """y = softmax(x) along the rows of [rows, cols]."""
     b = ProgramBuilder("softmax", {"core_row": cores}, mode=mode)
-    height = tile_rows or rows_of_tile(cols)
+    height = tile_rows or rows_of_tile(rows, cols, cores)
     x = b.input("x", (rows, cols), dtype)
     y = b.output("y", (rows, cols), dtype)
     largest = b.value("largest", (rows,), reduced=(cols,))
@@ -93,7 +107,7 @@ def layernorm(
 ) -> Program:
     """y = (x - mean) / sqrt(var + eps) * weight + bias along the rows of [rows, cols]."""
     b = ProgramBuilder("layernorm", {"core_row": cores}, mode=mode)
-    height = tile_rows or rows_of_tile(cols)
+    height = tile_rows or rows_of_tile(rows, cols, cores)
     x = b.input("x", (rows, cols), dtype)
     weight = b.input("weight", (cols,), dtype)
     bias = b.input("bias", (cols,), dtype)
@@ -165,7 +179,7 @@ def rms_norm(
 ) -> Program:
     """y = x / sqrt(mean(x * x) + eps) * weight along the rows of [rows, cols]."""
     b = ProgramBuilder("rms_norm", {"core_row": cores}, mode=mode)
-    height = tile_rows or rows_of_tile(cols)
+    height = tile_rows or rows_of_tile(rows, cols, cores)
     x = b.input("x", (rows, cols), dtype)
     weight = b.input("weight", (cols,), dtype)
     y = b.output("y", (rows, cols), dtype)
