@@ -325,7 +325,7 @@ def test_o8_forced_splits_and_tiles_change_no_bit(
 def test_every_order_of_loops_gives_the_same(stay: str, turned: tuple[bool, bool]) -> None:
     from dataclasses import replace
 
-    from openspyre.compiler.schedule.matmul import plan_for, write
+    from openspyre.compiler.schedule.matmul import plans_for, write
     from openspyre.compiler.schedule.matmul_form import product_of, read_form
 
     rng = np.random.default_rng(13)
@@ -334,7 +334,7 @@ def test_every_order_of_loops_gives_the_same(stay: str, turned: tuple[bool, bool
     form = read_form(work.kernel, work.graph)
     numbers = product_of(form, work.graph)
     options = CompileOptions(cores=4)
-    plan = plan_for(form, numbers, options)
+    plan = plans_for(form, numbers, options)[0]
     tile = {"b0": 1, "m0": 64 if turned[0] else 8, "n0": 64, "k0": 64}
     plan = replace(plan, parts={"m0": 1, "n0": 2}, tile=tile, stay=stay)
     program = write(work.kernel, work.graph, options, form, numbers, plan)

@@ -11,7 +11,7 @@ from openspyre.compiler.errors import Unsupported
 from openspyre.compiler.options import CompileOptions
 from openspyre.compiler.planner.costs import Rates
 from openspyre.compiler.planner.matmul import SPAN_LIMIT
-from openspyre.compiler.schedule.matmul import plan_for
+from openspyre.compiler.schedule.matmul import plans_for
 from openspyre.compiler.schedule.matmul_form import product_of, read_form
 from openspyre.formats import Format
 from openspyre.program.model import Card
@@ -103,7 +103,7 @@ def test_w8_no_core_spans_more_than_256_mib() -> None:
         work = product(a, b)
         form = read_form(work.kernel, work.graph)
         numbers = product_of(form, work.graph)
-        plan = plan_for(form, numbers, CompileOptions())
+        plan = plans_for(form, numbers, CompileOptions())[0]
         units = {axis.name: axis.unit for axis in numbers.axes}
         shares = {}
         for axis in numbers.axes:
@@ -127,3 +127,12 @@ def test_planning_takes_little_time() -> None:
         work.program()
         best = min(best, time.process_time() - start)
     assert best < 0.05
+
+
+def test_the_timing_model_may_choose_among_the_best() -> None:
+    for a, b in [((512, 4096), (4096, 4096)), ((1024, 1024), (1024, 1024))]:
+        work = product(a, b)
+        first = time_program(work.program(), spans=False).duration_ns
+        chosen = time_program(work.program(CompileOptions(confirm=3)), spans=False).duration_ns
+        assert chosen <= first
+        assert work.kernel.modelled_ns == chosen

@@ -21,6 +21,9 @@ class CompileOptions:
     tile: tuple[tuple[str, int], ...] = ()  # ("m" | "n" | "k" | "rows", size)
     fuse: bool = True  # False: one kernel an op
     slots: int = 2  # slots of a stream between units
+    confirm: int = (
+        1  # > 1: of so many best plans of a product the one that the timing model prefers
+    )
 
     @property
     def most_cores(self) -> int:

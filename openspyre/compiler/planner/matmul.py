@@ -27,8 +27,12 @@ STEP_NS = 100.0
 """One more task of a queue: the table's `task_ns` lies in 0..100 and is 0 by default."""
 RECEIVED_NS = 1e-4
 """A byte that one core more receives: nothing on the model's clock, but not for free."""
+PORT = 0.1
+"""Weight of the LX port's time among equals: large tiles read less often."""
 TOGETHER = 6
 """Exponent of `_together`; fitted to the timing model (tests/test_compiler_matmul_plan.py)."""
+SPLITS = 2
+"""Splits, the best by the coarse bound, whose tiles are priced."""
 TRIED = 3
 """Tile sizes of one kind of label that are priced, from the largest that fits down."""
 K_SPLIT_GAIN = 0.5
@@ -468,7 +472,8 @@ class _Search:
         sfu = rates.sfu(grid.points / grid.depth, product.cycles)
         after = sfu / outs  # the MAPs of one tile
         share_a, share_b = grid.share_a * again_a, grid.share_b * again_b
-        port = 2.0 * (share_a + share_b) + grid.share_acc * (n_k + 1) + 2.0 * grid.share_outs
+        port = share_a + share_b + float(grid.share_a * n_cols + grid.share_b * n_rows)
+        port += grid.share_acc * (n_k + 1) + 2.0 * grid.share_outs
         turned = 0.0  # of the first tiles
         if product.a_raw is not None:
             sfu += rates.sfu(product.a_raw.points(grid.shares) * again_a, 1.0)
@@ -499,7 +504,7 @@ class _Search:
         read += sum(self.whole[id(m)] for m in product.extras)
         return MatmulPlan(
             grid.parts, tile, stay, slots, slots, total, time, read, self.written,
-            time + tasks * STEP_NS + grid.received,
+            time + tasks * STEP_NS + grid.received + rates.lx(port) * PORT,
         )  # fmt: skip
 
     def band(self, tile: dict[str, int], depth: int) -> dict[str, int]:
@@ -641,9 +646,10 @@ def _best(
     for parts in ranked:
         made = list(search.tile_plans(parts))
         if made:
-            plans.append(min(made, key=lambda plan: plan.score))
+            made.sort(key=lambda plan: plan.score)
+            plans += made[: 1 if keep == 1 else 2]
             tried += 1
-        if tried >= max(2, keep):
+        if tried >= SPLITS:
             break
     plans.sort(key=lambda plan: plan.score)
     return [replace(plan, parts=_used(plan.parts)) for plan in plans[:keep]]

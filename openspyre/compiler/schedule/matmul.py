@@ -16,7 +16,8 @@ from openspyre.compiler.schedule.matmul_form import Form, product_of, read_form
 from openspyre.compiler.schedule.matmul_program import Writer
 from openspyre.compiler.sizes import known
 from openspyre.compiler.tiles import Kernel
-from openspyre.program.model import Program
+from openspyre.program.model import Program, SymbolKind
+from openspyre.timing import time_program
 
 _PARTS = {"m": Part.ROW, "rows": Part.ROW, "n": Part.COL, "k": Part.DEPTH, "b": Part.BATCH}
 
@@ -28,15 +29,32 @@ def schedule(kernel: Kernel, graph: Graph, options: CompileOptions) -> Program:
     """
     form = read_form(kernel, graph)
     product = product_of(form, graph)
-    plan = plan_for(form, product, options)
-    program = write(kernel, graph, options, form, product, plan)
+    plans = plans_for(form, product, options, max(options.confirm, 1))
+    programs = [write(kernel, graph, options, form, product, plan) for plan in plans]
+    times = [plan.ns for plan in plans]
+    if len(plans) > 1:
+        times = [_modelled(program, graph) for program in programs]
+    best = min(range(len(plans)), key=lambda number: times[number]) if len(plans) > 1 else 0
+    plan = plans[best]
     kernel.splits, kernel.tile, kernel.cores = dict(plan.parts), dict(plan.tile), plan.cores
-    kernel.lx_bytes, kernel.modelled_ns = plan.lx_bytes, plan.ns
-    return program
+    kernel.lx_bytes, kernel.modelled_ns = plan.lx_bytes, times[best]
+    return programs[best]
 
 
-def plan_for(form: Form, product: Product, options: CompileOptions) -> MatmulPlan:
-    """The planner's choice, or what the options force."""
+def _modelled(program: Program, graph: Graph) -> float:
+    """Nanoseconds by the timing model, symbols at their hints."""
+    symbols = {}
+    for symbol in program.symbols:
+        if symbol.kind is SymbolKind.INT:
+            hint = int(graph.symbols[symbol.name].hint)
+            symbols[symbol.name] = min(max(hint, symbol.minimum), symbol.maximum)
+    return time_program(program, symbols, spans=False).duration_ns
+
+
+def plans_for(
+    form: Form, product: Product, options: CompileOptions, keep: int = 1
+) -> list[MatmulPlan]:
+    """The planner's `keep` best, or what the options force. Raises Unsupported without any."""
     split = {_PARTS[name]: count for name, count in options.split if name in _PARTS}
     tiles = {_PARTS[name]: size for name, size in options.tile if name in _PARTS}
     try:
@@ -48,7 +66,8 @@ def plan_for(form: Form, product: Product, options: CompileOptions) -> MatmulPla
             split=split,
             tiles=tiles,
             strips=known(form.sizes[form.k]) is not None,
-        )[0]
+            keep=keep,
+        )
     except NoPlan as reason:
         raise Unsupported(
             form.name,

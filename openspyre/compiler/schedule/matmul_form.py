@@ -244,10 +244,9 @@ class _Reader:
         for op, own in zip(maps, renamed, strict=True):
             inputs: list[Tensor | Box] = []
             for access in op.inputs:
-                if id(access.tensor) in self.made:
-                    if self._before(op, access.tensor):
-                        inputs.append(access.tensor)
-                        continue
+                if self._before(op, access.tensor):
+                    inputs.append(access.tensor)
+                    continue
                 box = self.box(access, own)
                 self._check_in_place(box, maps, renamed)
                 if box in extras:
