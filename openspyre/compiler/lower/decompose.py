@@ -15,8 +15,10 @@ import operator
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
 import torch
 
 from openspyre.compiler.build import GraphBuilder
@@ -29,8 +31,9 @@ from openspyre.compiler.lower.registry import (
     full_name,
     has_lowering,
     lower_op,
-    resolve,
+    overload,
 )
+from openspyre.compiler.lower.tools import full
 from openspyre.compiler.sizes import known
 from openspyre.compiler.view import View
 
@@ -146,7 +149,7 @@ def _traced(
     found = _traces.get(key)
     if found is None:
         try:
-            found = _trace(op, args, kwargs, shapes, dtypes, budget)
+            found = _aside(lambda: _trace(op, args, kwargs, shapes, dtypes, budget))
         except Unsupported as error:
             found = error
         _traces[key] = found
@@ -167,6 +170,13 @@ def _text(value: Any) -> str:
     return repr(value)
 
 
+def _aside(function: Callable[[], torch.fx.GraphModule]) -> torch.fx.GraphModule:
+    """Runs it in a thread of its own: the caller may be inside a kernel or a dispatch mode, where
+    the thread's dispatch state lets nothing be traced."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(function).result()
+
+
 def _trace(
     op: torch._ops.OpOverload,
     args: list[Any],
@@ -175,7 +185,6 @@ def _trace(
     dtypes: Sequence[str],
     budget: float,
 ) -> torch.fx.GraphModule:
-    from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.proxy_tensor import make_fx
 
     name = full_name(op)
@@ -192,13 +201,11 @@ def _trace(
         return inner
 
     root = table.get(op)
-    names = {a.name: str(a.real_type) for a in op._schema.arguments}
     fixed = {k: _dtype(v) for k, v in kwargs.items() if k not in IGNORED}
     positional = [
         _dtype(v) if "ScalarType" in str(a.real_type) else v
         for v, a in zip(args, op._schema.arguments, strict=False)
     ]
-    del names
 
     def call(*tensors: torch.Tensor) -> Any:
         def real(value: Any) -> Any:
@@ -214,17 +221,18 @@ def _trace(
             return root(*mine, **named)
         return op(*mine, **named)
 
-    functional = torch.func.functionalize(call, remove="mutations")
     try:
-        with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
-            fakes = [
+        with torch.no_grad():
+            # Never touched: make_fx makes fake ones of them.
+            blanks = [
                 torch.empty(shape, dtype=torch_dtype(dtype))
                 for shape, dtype in zip(shapes, dtypes, strict=True)
             ]
             made = make_fx(
-                functional,
+                torch.func.functionalize(call, remove="mutations"),
                 decomposition_table={key: timed(value) for key, value in table.items()},
-            )(*fakes)
+                tracing_mode="fake",
+            )(*blanks)
     except Unsupported:
         raise
     except Exception as error:  # torch's decompositions raise what they like
@@ -288,16 +296,14 @@ def _leaf(op: torch._ops.OpOverload) -> str:
     base = name.removesuffix(".default")
     if PRIMS.get(base):
         return PRIMS[base]
-    for overload in ("default", "Tensor", "Tensor_Tensor"):
-        candidate = f"aten.{name.split('.')[1]}.{overload}"
+    for variant in ("default", "Tensor", "Tensor_Tensor"):
+        candidate = f"aten.{name.split('.')[1]}.{variant}"
         if has_lowering(candidate) and _same_arity(op, candidate):
             return candidate
     return name
 
 
 def _same_arity(op: torch._ops.OpOverload, name: str) -> bool:
-    from openspyre.compiler.lower.registry import overload
-
     theirs = [a for a in overload(name)._schema.arguments if not a.has_default_value()]
     mine = [a for a in op._schema.arguments if not a.has_default_value()]
     return [str(a.real_type) for a in mine] == [str(a.real_type) for a in theirs]
@@ -349,8 +355,6 @@ def _one(
     leaf = _leaf(op)
     found = entry(leaf)
     if found is None:
-        with_writes = resolve(op) if any(a.alias_info for a in op._schema.arguments) else None
-        del with_writes
         raise Unsupported(name, "its decomposition", f"{full_name(op)} has no lowering")
     if found.draws is not None:
         raise Unsupported(name, "its decomposition", f"{full_name(op)} draws random numbers")
@@ -359,10 +363,6 @@ def _one(
 
 def _constant(b: GraphBuilder, name: str, value: Any) -> View:
     """A tensor that a decomposition holds."""
-    import numpy as np
-
-    from openspyre.compiler.lower.tools import full
-
     real = getattr(value, "constant", None)
     if real is None and type(value) is torch.Tensor:
         real = value

@@ -338,7 +338,7 @@ resolves(
 )
 
 
-@lowers("aten.native_batch_norm", "aten.cudnn_batch_norm", "aten._native_batch_norm_legit")
+@lowers("aten.native_batch_norm")
 def batch_norm(
     b: GraphBuilder, x: View, weight: View | None, bias: View | None, running_mean: View | None,
     running_var: View | None, training: bool, momentum: Operand, eps: Operand,

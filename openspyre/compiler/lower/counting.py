@@ -1,0 +1,205 @@
+"""Lowerings of operations that count or compare many against many: histograms, bags of embeddings,
+distances, reductions into places.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from openspyre.compiler.build import GraphBuilder, Operand
+from openspyre.compiler.errors import Unsupported
+from openspyre.compiler.lower.indexing import embedding, gathered, scatter_reduce, scattered
+from openspyre.compiler.lower.registry import constant, lowers
+from openspyre.compiler.lower.tools import (
+    at_least_1d,
+    cast,
+    full,
+    iota,
+    join,
+    number,
+    numbers,
+    pad,
+    summed,
+    wrap,
+)
+from openspyre.compiler.sizes import known
+from openspyre.compiler.view import View
+from openspyre.program import body as f
+from openspyre.program.body import Reg
+from openspyre.program.ops import Combine
+
+
+@lowers("aten.index_reduce")
+def index_reduce(
+    b: GraphBuilder, x: View, dim: int, index: View, source: View, reduce: str,
+    *, include_self: bool = True,
+) -> View:  # fmt: skip
+    if x.rank == 0:
+        made = index_reduce(
+            b, x.unsqueeze(0), 0, index, at_least_1d(source), reduce, include_self=include_self
+        )
+        return made.select(0, 0)
+    dim, index = wrap(dim, x.rank), at_least_1d(index)
+    for _ in range(x.rank - 1 - dim):
+        index = index.unsqueeze(index.rank)
+    source = at_least_1d(source)
+    index = index.expand(source.shape)
+    return scatter_reduce(b, x, dim, index, source, reduce, include_self=include_self)
+
+
+@lowers("aten.histc")
+def histc(b: GraphBuilder, x: View, bins: int = 100, low: Operand = 0, high: Operand = 0) -> View:
+    count = number(bins, b, "bins")
+    first, last = constant(low, "min"), constant(high, "max")
+    flat = b.reshape(x, [x.numel])
+    ends: tuple[Operand, Operand]
+    if first == last:
+        ends = (b.reduce(Combine.MIN, flat, [0])[0], b.reduce(Combine.MAX, flat, [0])[0])
+    else:
+        ends = (float(first), float(last))
+
+    def place(v: Reg, lo: Reg, hi: Reg) -> tuple[Reg, Reg]:
+        flatness = f.equal(lo, hi)
+        lo, hi = f.where(flatness, lo - 1.0, lo), f.where(flatness, hi + 1.0, hi)
+        inside = (v >= lo) & (v <= hi)
+        at = f.cast((v - lo) * float(count) / (hi - lo), "l")
+        return f.maximum(f.minimum(at, count - 1), 0), f.cast(inside, "f")
+
+    at, one = b.map_many(place, flat, *ends, dtypes=("int64", "float32"), compute="float32")
+    out = full(b, (count,), 0, "float32")
+    scattered(b, out, one, [at], add=True)
+    return cast(b, out, x.dtype)
+
+
+@lowers("aten._trilinear")
+def trilinear(
+    b: GraphBuilder, x: View, y: View, z: View, expand1: Sequence[int], expand2: Sequence[int],
+    expand3: Sequence[int], sumdim: Sequence[int], unroll_dim: int = 1,
+) -> View:  # fmt: skip
+    views = []
+    for view, dims in ((x, expand1), (y, expand2), (z, expand3)):
+        for d in sorted(dims):
+            view = view.unsqueeze(d)
+        views.append(view)
+    made = b.map(
+        lambda p, q, r: p * q * r, *views, dtype="float32", compute="float32", name="trilinear"
+    )
+    return cast(b, summed(b, made, list(sumdim)), x.dtype)
+
+
+# --- distances
+
+
+def distance(b: GraphBuilder, x: View, y: View, p: float, dtype: str) -> View:
+    """The p-norm of x - y along the last dim."""
+    last = max(x.rank, y.rank) - 1
+
+    def part(v: Reg, w: Reg) -> Reg:
+        d = abs(v - w)
+        if p == 0:
+            return f.where(f.equal(d, 0.0), 0.0, d.const("f", 1.0))
+        if p in (1.0, float("inf")):
+            return d
+        return d * d if p == 2.0 else f.power(d, p)
+
+    parts = b.map(part, x, y, dtype="float32", compute="float32", name="difference")
+    if p == float("inf"):
+        return cast(b, b.reduce(Combine.MAX, parts, [last])[0], dtype)
+    total = summed(b, parts, [last])
+    if p in (0, 1.0):
+        return cast(b, total, dtype)
+    root: Callable[[Reg], Reg] = f.sqrt if p == 2.0 else lambda s: f.power(s, 1.0 / p)
+    return b.map(root, total, dtype=dtype)
+
+
+@lowers("aten._cdist_forward")
+def cdist(b: GraphBuilder, x: View, y: View, p: Operand, compute_mode: int | None) -> View:
+    left, right = x.unsqueeze(x.rank - 1), y.unsqueeze(y.rank - 2)
+    return distance(b, left, right, float(constant(p, "p")), x.dtype)
+
+
+@lowers("aten._pdist_forward")
+def pdist(b: GraphBuilder, x: View, p: Operand = 2.0) -> View:
+    rows, columns = np.triu_indices(number(x.size(0), b, "the number of points"), 1)
+    sides = []
+    for n, places in enumerate((rows, columns)):
+        at = b.constant(places.astype(np.int64), "int64", f"pair{n}").unsqueeze(1)
+        sides.append(gathered(b, x, (len(places), x.size(1)), [at, 1]))
+    return distance(b, sides[0], sides[1], float(constant(p, "p")), x.dtype)
+
+
+# --- bags of embeddings
+
+
+@lowers("aten._embedding_bag", "aten._embedding_bag_forward_only")
+def embedding_bag(
+    b: GraphBuilder, weight: View, indices: View, offsets: View, scale_grad_by_freq: bool = False,
+    mode: int = 0, sparse: bool = False, per_sample_weights: View | None = None,
+    include_last_offset: bool = False, padding_idx: int = -1,
+) -> tuple[View, View, View, View]:  # fmt: skip
+    """(output, bag of each index, size of each bag, places of the maxima): the sum or mean of the
+    rows of each bag; bag n begins at offsets[n]."""
+    if mode == 2:
+        raise Unsupported(
+            b.operation, "mode='max'", "bags are sums or means on the card",
+            "use torch.nn.Embedding and torch.amax",
+        )  # fmt: skip
+    if known(indices.numel) is None:
+        raise Unsupported(b.operation, "indices", "their number is symbolic", "mark it static")
+    count = number(offsets.size(0), b, "the number of bags") - int(include_last_offset)
+    starts = offsets.slice(0, 0, count)
+    place = iota(b, indices.size(0))
+    begun = b.map(
+        lambda o, i: ~(o > i), starts.unsqueeze(0), place.unsqueeze(1), dtype="bool",
+        compute="int64",
+    )  # fmt: skip
+    bag = b.map(
+        lambda n: n - 1, b.reduce(Combine.SUM, begun, [1], compute="int64")[0], dtype="int64"
+    )
+    rows = embedding(b, weight, indices)
+    extra = [] if per_sample_weights is None else [per_sample_weights.unsqueeze(1)]
+    skip = number(padding_idx, b, "padding_idx")
+
+    def kept(i: Reg) -> Reg:
+        return f.where(f.equal(i, skip), 0.0, f.cast(i, "f").const("f", 1.0))
+
+    ones = b.map(kept, indices, dtype="float32")
+
+    def scaled(row: Reg, one: Reg, *w: Reg) -> Reg:
+        row = row * w[0] if w else row
+        return f.where(one > 0.0, row, 0.0)
+
+    values = b.map(scaled, rows, ones.unsqueeze(1), *extra, dtype="float32", compute="float32")
+    total = full(b, (count, weight.size(1)), 0, "float32")
+    scattered(b, total, values, [bag.unsqueeze(1), 1], add=True)
+    sizes = full(b, (count,), 0, "float32")
+    scattered(b, sizes, ones, [bag], add=True)
+    if mode == 1:
+        total = b.map(
+            lambda t, n: t / f.maximum(n, 1.0), total, sizes.unsqueeze(1), dtype="float32"
+        )
+    size = cast(b, sizes, indices.dtype)
+    return cast(b, total, weight.dtype), cast(b, bag, indices.dtype), size, size
+
+
+# --- lists
+
+
+@lowers("aten._chunk_cat")
+def chunk_cat(b: GraphBuilder, tensors: Sequence[View], dim: int, num_chunks: int) -> View:
+    """Each tensor padded to whole chunks along `dim`, chunks side by side, flat behind `dim`."""
+    many = number(num_chunks, b, "num_chunks")
+    parts = []
+    dim = wrap(dim, tensors[0].rank)
+    for x in tensors:
+        sizes = numbers(x.shape, b, "a size")
+        short = -sizes[dim] % many
+        padded = pad(b, x, [0] * x.rank, [short if d == dim else 0 for d in range(x.rank)], 0)
+        rest = 1
+        for size in sizes[dim + 1 :]:
+            rest *= size
+        chunk = (sizes[dim] + short) // many
+        parts.append(b.reshape(padded, [*sizes[:dim], many, chunk * rest]))
+    return join(b, parts, dim + 1)
