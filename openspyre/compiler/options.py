@@ -21,9 +21,8 @@ class CompileOptions:
     tile: tuple[tuple[str, int], ...] = ()  # ("m" | "n" | "k" | "rows", size)
     fuse: bool = True  # False: one kernel an op
     slots: int = 2  # slots of a stream between units
-    confirm: int = (
-        1  # > 1: of so many best plans of a product the one that the timing model prefers
-    )
+    confirm: int = 1  # > 1: of so many plans of a product the one that the timing model prefers
+    planner: str = "own"  # "compat": products are split as the public compiler does
 
     @property
     def most_cores(self) -> int:

@@ -7,9 +7,12 @@ stick that the PT wants, the SFU turns its tiles in LX. Imports no torch.
 
 from __future__ import annotations
 
+import math
+
 from openspyre.compiler.errors import Unsupported
 from openspyre.compiler.graph import Graph
 from openspyre.compiler.options import CompileOptions
+from openspyre.compiler.planner.compat import split_matmul
 from openspyre.compiler.planner.matmul import MatmulPlan, NoPlan, Part, Product, plan_matmul
 from openspyre.compiler.schedule.common import Draft, lx_budget
 from openspyre.compiler.schedule.matmul_form import Form, product_of, read_form
@@ -57,6 +60,8 @@ def plans_for(
     """The planner's `keep` best, or what the options force. Raises Unsupported without any."""
     split = {_PARTS[name]: count for name, count in options.split if name in _PARTS}
     tiles = {_PARTS[name]: size for name, size in options.tile if name in _PARTS}
+    if options.planner == "compat":
+        split = _compat(product, options) | split
     try:
         return plan_matmul(
             product,
@@ -75,6 +80,15 @@ def plans_for(
             str(reason),
             "force a split or tiles by hint, or make the product smaller",
         ) from None
+
+
+def _compat(product: Product, options: CompileOptions) -> dict[Part, int]:
+    """The public compiler's split."""
+    sizes = {part: math.prod(axis.size for axis in product.of(part)) for part in Part}
+    found = split_matmul(
+        sizes[Part.ROW], sizes[Part.DEPTH], sizes[Part.COL], sizes[Part.BATCH], options.most_cores
+    )
+    return {Part.BATCH: found.b, Part.ROW: found.m, Part.COL: found.n, Part.DEPTH: found.k}
 
 
 def write(
