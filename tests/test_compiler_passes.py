@@ -10,16 +10,19 @@ from hypothesis import strategies as st
 from random_graphs import Made, Random, place_of
 
 from openspyre.compiler.build import GraphBuilder
-from openspyre.compiler.check import check, illegal
-from openspyre.compiler.graph import Graph, OpKind, Role
+from openspyre.compiler.check import check, illegal, legal
+from openspyre.compiler.graph import Graph, OpKind, Place, Role, Tensor
 from openspyre.compiler.interpret import interpret
 from openspyre.compiler.options import CompileOptions
+from openspyre.compiler.passes import PASSES
 from openspyre.compiler.passes.canonicalize import canonicalize
+from openspyre.compiler.passes.collapse import collapse
 from openspyre.compiler.passes.edit import rename
 from openspyre.compiler.passes.factor import factor
 from openspyre.compiler.passes.layouts import layouts, restickified
 from openspyre.compiler.passes.legalize import legalize, ragged
 from openspyre.compiler.view import View
+from openspyre.formats import Mode
 from openspyre.program import body as f
 from openspyre.program.ops import Combine
 
@@ -355,3 +358,101 @@ def test_legalize_leaves_legal_accesses_and_changes_no_value(data: Any) -> None:
             if op.kind is not OpKind.COPY:
                 assert not ragged(made.graph, op, access), f"{op}: {access}"
     same(before, split_run(made, shapes))
+
+
+# --- collapse
+
+
+def addresses(tensor: Tensor, shape: Any, place: Place) -> Any:
+    """Where each element of a tensor lies: byte of its stick, and its place in it."""
+    eps = tensor.format(Mode.DL16).elements_per_stick
+    total = np.zeros(numbers(shape), np.int64)
+    for d, (size, stride) in enumerate(zip(numbers(shape), numbers(place.strides), strict=True)):
+        line = np.arange(size, dtype=np.int64)
+        at = line // eps * stride * 1000 + line % eps if d == place.stick else line * stride * 1000
+        total = total + at.reshape([-1 if e == d else 1 for e in range(len(shape))])
+    return total
+
+
+def placed_run(made: Made, before: dict[str, Any]) -> dict[str, Any]:
+    """Runs a graph whose arguments lie where they lay, in other dims."""
+    moves = {}
+    for tensor in made.b.graph.arguments:
+        shape, place = before[tensor.name]
+        if place is None:
+            assert tensor.host is not None
+            shape, place = tensor.host
+        assert tensor.place is not None
+        old = addresses(tensor, shape, place).ravel()
+        new = addresses(tensor, tensor.shape, tensor.place).ravel()
+        assert sorted(old) == sorted(new)
+        where = {int(a): n for n, a in enumerate(old)}
+        moves[tensor.name] = np.array([where[int(a)] for a in new], dtype=int)
+    given = {}
+    for tensor in made.b.graph.arguments:
+        if tensor.name in made.values:
+            flat = made.values[tensor.name].ravel()[moves[tensor.name]]
+            given[tensor.name] = flat.reshape(numbers(tensor.shape))
+    out = {}
+    for name, values in interpret(made.b.graph, given).items():
+        flat = np.empty(values.size, values.dtype)
+        flat[moves[name]] = values.ravel()
+        shape = before[name][0]
+        out[name] = flat.reshape(numbers(shape))
+    return out
+
+
+@MANY
+@given(st.data())
+def test_all_passes_together_change_no_value(data: Any) -> None:
+    made = Random(data.draw, wide=data.draw(st.integers(0, 3)) == 0)
+    before = made.run()
+    places: dict[str, Any] = {t.name: (t.shape, t.place) for t in made.graph.arguments}
+    run_all(made.graph, *PASSES)
+    rule_one(made.graph)
+    legal(made.graph)
+    same(before, placed_run(made, places))
+    text = made.graph.to_text()
+    collapse(made.graph, OPTIONS)
+    assert made.graph.to_text() == text
+
+
+def test_a_contiguous_op_of_rank_5_becomes_one_of_rank_2() -> None:
+    made = Made()
+    a, _ = made.numbers((2, 3, 4, 5, 128), "float16")
+    b, _ = made.numbers((2, 3, 4, 5, 128), "float16")
+    out = made.b.map(lambda x, y: x + y, a, b, dtype="float16")
+    graph = outputs(made, out)
+    before = interpret(graph, made.values)
+    places: dict[str, Any] = {
+        t.name: (t.shape, place_of(tuple(numbers(t.shape)), t.dtype)) for t in graph.arguments
+    }
+    run_all(graph, *PASSES)
+    (op,) = graph.ops
+    assert list(op.labels.values()) == [2, 3 * 4 * 5 * 128]
+    same(before, placed_run(made, places))
+
+
+def test_what_one_op_addresses_alone_stays_apart() -> None:
+    made = Made()
+    a, _ = made.numbers((4, 8, 64), "float16")
+    one = made.b.map(lambda x: x + 1, a, dtype="float16")
+    (most,) = made.b.reduce(Combine.MAX, one, [1])
+    graph = outputs(made, one, made.b.copy(most, "float16"))
+    run_all(graph, *PASSES)
+    assert [len(op.labels) for op in graph.ops] == [3, 3, 2]
+
+
+def test_more_dims_than_the_machine_addresses() -> None:
+    made = Made()
+    shape = (2, 3, 2, 3, 2, 3, 2)
+    a, x = made.numbers(shape)
+    b, y = made.numbers(shape)
+    a.tensor.place = place_of(shape, "float32", (5, 0, 3, 1, 4, 6, 2))
+    b.tensor.place = place_of(shape, "float32", (0, 2, 4, 6, 1, 3, 5))
+    out = made.b.map(lambda p, q: p - q, a, b, dtype="float32")
+    graph = outputs(made, out)
+    places: dict[str, Any] = {t.name: (t.shape, t.place) for t in graph.arguments}
+    run_all(graph, *PASSES)
+    legal(graph)
+    same({out.tensor.name: x - y}, placed_run(made, places))
