@@ -52,6 +52,12 @@ def test_factors_of_a_product() -> None:
     check(aten.addmm.default, args[0] * float("nan"), *args[1:], beta=0, tolerance=2.0)
 
 
+def test_a_factor_of_zero_given_at_launch_leaves_nothing() -> None:
+    args = (draw(5, 9) * float("nan"), draw(5, 7), draw(7, 9))
+    got, dtypes = lowered(aten.addmm.default, args, {"beta": 0.0, "alpha": 2.0}, scalars=True)
+    compare("addmm", got, dtypes, [args[1] @ args[2] * 2], 2.0)
+
+
 def test_products_of_8_bits() -> None:
     x, y = whole(17, 32, low=-128, high=128).to(torch.int8), whole(32, 8, low=-9).to(torch.int8)
     got, dtypes = lowered(aten._int_mm.default, [x, y])

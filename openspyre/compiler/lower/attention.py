@@ -13,7 +13,7 @@ from typing import Any
 from openspyre.compiler.build import GraphBuilder
 from openspyre.compiler.errors import Unsupported
 from openspyre.compiler.lower.registry import constant, lowers
-from openspyre.compiler.lower.tools import cast, describe, number, summed
+from openspyre.compiler.lower.tools import cast, describe, full, number, summed
 from openspyre.compiler.sizes import Size, same
 from openspyre.compiler.view import View
 from openspyre.program import body as f
@@ -160,10 +160,11 @@ def attention_overrideable(
     scale: float | None = None,
 ) -> tuple[Any, ...]:  # fmt: skip
     """(output, logsumexp, cum_seq_q, cum_seq_k, max_q, max_k, seed, offset, debug mask): without
-    dropout the tensors after logsumexp say nothing and are None."""
+    dropout the tensors after logsumexp say nothing; autograd wants a seed and an offset."""
     parts = attend(b, query, key, value, attn_bias, is_causal, scale, dropout_p)
     lengths = (query.size(query.rank - 2), key.size(key.rank - 2))
-    return (result(b, parts), sums_of(b, parts), None, None, *lengths, None, None, None)
+    seed, offset = full(b, (), 0, "int64"), full(b, (), 0, "int64")
+    return (result(b, parts), sums_of(b, parts), None, None, *lengths, seed, offset, None)
 
 
 # --- backward

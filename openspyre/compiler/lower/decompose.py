@@ -344,6 +344,10 @@ def _lowered(
         elif isinstance(node.target, torch._ops.OpOverload):
             if not _idle(node):
                 values[node] = _one(b, name, node.target, value(node.args), value(node.kwargs))
+        elif isinstance(node.target, type) and issubclass(node.target, tuple):  # a named result
+            parts = value(node.args)
+            one = len(parts) == 1 and isinstance(parts[0], list)
+            values[node] = tuple(parts[0] if one else parts)
         else:
             raise Unsupported(name, "its decomposition", f"{node.target} has no lowering")
     raise AssertionError("a trace without output")

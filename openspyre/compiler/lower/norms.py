@@ -1,7 +1,8 @@
 """Lowerings of normalizations and their backward.
 
 Moments are Welford's, in float32; the normalized value is computed in float32 from the input and
-rounded once. Saved means and reciprocal deviations are float32.
+rounded once. Saved means and reciprocal deviations are float32 (of group norms:
+of the input's dtype, as PyTorch has it).
 """
 
 from __future__ import annotations
@@ -207,7 +208,7 @@ def group_norm(
         b, wide, mean, rstd, _grouped(b, weight, group, width), _grouped(b, bias, group, width),
         x.dtype,
     )  # fmt: skip
-    flat = [b.reshape(m, [n, group]) for m in (mean, rstd)]
+    flat = [cast(b, b.reshape(m, [n, group]), x.dtype) for m in (mean, rstd)]
     return b.reshape(out, x.shape), flat[0], flat[1]
 
 

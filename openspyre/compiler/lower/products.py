@@ -16,6 +16,7 @@ from openspyre.compiler.lower.registry import lowers
 from openspyre.compiler.lower.tools import cast, describe, is_one, is_zero, summed
 from openspyre.compiler.sizes import Size, product
 from openspyre.compiler.view import View
+from openspyre.program import body as f
 from openspyre.program.body import Reg
 
 INTEGERS = ("uint8", "int8", "int16", "int32", "int64")
@@ -52,12 +53,16 @@ def finished(
     def body(m: Reg, c: Reg, *factors: Reg) -> Reg:
         left = iter(factors)
         m = m if is_one(alpha) else m * next(left)
-        c = c if is_one(beta) else c * next(left)
+        c = c if is_one(beta) else scaled(c, next(left))
         return c + m
 
     factors = [v for v in (alpha, beta) if not is_one(v)]
-    compute = "int64" if made.dtype == "int64" else made.dtype
-    return b.map(body, made, added, *factors, dtype=dtype, compute=compute, shape=shape)
+    return b.map(body, made, added, *factors, dtype=dtype, compute=made.dtype, shape=shape)
+
+
+def scaled(added: Reg, beta: Reg) -> Reg:
+    """beta * added; nothing of it, NaN neither, when beta is 0."""
+    return f.where(f.equal(beta, 0), 0, added * beta)
 
 
 @lowers("aten.mm", "aten.bmm")
@@ -193,7 +198,7 @@ def addr(
             dtype=dtype, compute=compute, shape=shape,
         )  # fmt: skip
     return b.map(
-        lambda c, p, q, k, a: k * c + a * (p * q), added, x.unsqueeze(1), y.unsqueeze(0),
+        lambda c, p, q, k, a: scaled(c, k) + a * (p * q), added, x.unsqueeze(1), y.unsqueeze(0),
         beta, alpha, dtype=dtype, compute=compute, shape=shape,
     )  # fmt: skip
 
