@@ -480,6 +480,17 @@ def softmax_in(b: GraphBuilder, self: View, dim: int, dtype: str) -> View:
     return pointwise(b, lambda e, s: e / s, [raised, total], "float32", dtype)
 
 
+@lowers("prims.prepare_softmax_online")
+def prepare_softmax(b: GraphBuilder, a: View, dim: int) -> tuple[View, View]:
+    """(the largest, the sum of exp(a - largest)), the dim kept, both in the dtype of `a`."""
+    refuse(b.operation, a.dtype, FLOATS)
+    dims = dims_of(b, a, dim)
+    (top,) = combined(b, Combine.MAX, a, dims, compute="float32", keepdim=True)
+    raised = pointwise(b, lambda x, m: f.exp(x - m), [a, top], "float32")
+    (total,) = combined(b, Combine.SUM, raised, dims, keepdim=True)
+    return stored(b, top, a.dtype), stored(b, total, a.dtype)
+
+
 @lowers("aten._softmax")
 def softmax(b: GraphBuilder, self: View, dim: int, half_to_float: bool) -> View:
     refuse(b.operation, self.dtype, FLOATS)
