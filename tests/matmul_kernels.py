@@ -154,6 +154,8 @@ def check(
     """Verifies the program and runs it, on the reference executor too; they agree."""
     program = work.program(options)
     verify(program, symbols or {})
+    taken = max(b.base + b.slots * b.slot_bytes for b in program.buffers)
+    assert taken <= work.kernel.lx_bytes, "the planner counts LX as the program does"
     found = run(work, program, inputs, symbols)
     if slow:
         for name, array in run(work, program, inputs, symbols, native=False).items():

@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 
 import pytest
-from matmul_kernels import product
+from matmul_kernels import finish, product, rounded
 
+from openspyre.compiler.build import GraphBuilder
 from openspyre.compiler.errors import Unsupported
 from openspyre.compiler.options import CompileOptions
 from openspyre.compiler.planner.costs import Rates
@@ -136,3 +137,14 @@ def test_the_timing_model_may_choose_among_the_best() -> None:
         chosen = time_program(work.program(CompileOptions(confirm=3)), spans=False).duration_ns
         assert chosen <= first
         assert work.kernel.modelled_ns == chosen
+
+
+def test_a_plan_for_symbolic_rows_is_good_for_few_and_many() -> None:
+    g = GraphBuilder("mm")
+    rows = g.size_symbol("rows", 1, 512, 1)
+    left, right = g.input("a", [rows, 4096], "float16"), g.input("b", [4096, 4096], "float16")
+    program = finish(g, rounded(g, g.matmul(left, right), "float16")).program()
+    for count in (1, 16, 500):
+        fixed = product((count, 4096), (4096, 4096)).program()
+        symbolic = time_program(program, {"rows": count}, spans=False).duration_ns
+        assert symbolic <= 1.1 * time_program(fixed, spans=False).duration_ns

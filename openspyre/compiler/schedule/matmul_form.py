@@ -26,9 +26,9 @@ from openspyre.program.verify_kinds import FP8, MATMUL_FORMATS
 Index = tuple[str | None, Size]
 """One dim of a tile: a label of the form (or none) and an offset."""
 
-SYMBOLIC_ROWS = 128
+SYMBOLIC_ROWS = 512
 """Rows of symbolic number are planned for at least so many: b is read once for a tile of rows, and
-a plan for the one row of the hint would read it once a row."""
+a plan for the one row of the hint would read it once a row. Few rows lose next to nothing by it."""
 
 MOST_LABELS = 6
 """Labels of the output: a value has at most six dims, and an instruction eight labels."""
