@@ -22,6 +22,8 @@ CALLS: list[tuple[Any, ...]] = [
     (aten._cdist_forward.default, draw(4, 3), draw(5, 3), 2.0, None),
     (aten._cdist_forward.default, draw(2, 4, 3), draw(2, 5, 3), 1.0, None),
     (aten._cdist_forward.default, draw(4, 3), draw(5, 3), float("inf"), None),
+    (aten.logcumsumexp.default, draw(3, 30) * 20, 1),
+    (aten.logcumsumexp.default, torch.tensor([float("-inf"), float("-inf"), 1.0, 2.0]), 0),
     (aten._pdist_forward.default, draw(6, 3), 2.0),
     (
         aten._trilinear.default, draw(5, 3), draw(7, 3, 4), draw(5, 4), [1, 3], [0], [1, 2], [2, 3],

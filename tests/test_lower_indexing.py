@@ -54,6 +54,9 @@ WRITES: list[tuple[Any, ...]] = [
     (aten.index_put.default, X, [torch.tensor([1, -1]), torch.tensor([0, 3])], draw(2, 6)),
     (aten.index_put.default, X, [None, torch.tensor([4, -1])], draw(6)),
     (aten.index_put.default, X, [X > 0], torch.tensor(2.0)),
+    (aten.index_put.default, X, [draw(5, 7) > 0], draw(6)),
+    (aten.index_put.default, X, [None, draw(7) > 0], draw(1, 6), True),
+    (aten.index_put.default, X, [None, draw(7, 6) > 0], draw(5, 1)),
     (aten.put.default, X, torch.tensor([3, -1, 100]), draw(3)),
     (aten.put.default, X, torch.tensor([3, 3, 100]), draw(3), True),
     (aten.masked_scatter.default, X, X > 0, draw(300)),
@@ -78,8 +81,8 @@ def test_scatter_reduce(reduce: str, include_self: bool) -> None:
 def test_a_scatter_that_adds() -> None:
     index = whole(3, 4, 2, high=5)
     check(aten.scatter.reduce, X, 0, index, draw(3, 4, 2), reduce="add")
-    with pytest.raises(Unsupported, match="stores or adds"):
-        lowered(aten.scatter.reduce, [X, 0, index, draw(3, 4, 2)], {"reduce": "multiply"})
+    check(aten.scatter.reduce, X, 0, index, draw(3, 4, 2), reduce="multiply")
+    check(aten.scatter.value_reduce, X, 0, index, 2.5, reduce="multiply", tolerance=2.0)
 
 
 def test_sums_into_16_bit_are_rounded_once() -> None:

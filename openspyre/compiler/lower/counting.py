@@ -89,6 +89,37 @@ def trilinear(
     return cast(b, summed(b, made, list(sumdim)), x.dtype)
 
 
+LONGEST = 4096
+
+
+@lowers("aten.logcumsumexp")
+def logcumsumexp(b: GraphBuilder, x: View, dim: int) -> View:
+    """Each element with all before it, relative to their maximum: work that grows with the square
+    of the dim, for a sum relative to one maximum would lose what comes before it."""
+    if x.rank == 0:
+        return x
+    dim = wrap(dim, x.rank)
+    size = number(x.size(dim), b, "the dim of logcumsumexp")
+    if size > LONGEST:
+        raise Unsupported(
+            b.operation, f"a dim of {size}", f"its work is the square of it: at most {LONGEST}",
+            "use torch.logsumexp, or the CPU",
+        )  # fmt: skip
+    wide = cast(b, x, "float32")
+    top = b.scan(Combine.MAX, wide, dim, "float32")
+
+    def part(where: Callable[[int], Reg], v: Reg, t: Reg) -> Reg:
+        power = f.where(f.isinf(t), f.where(f.equal(v, t), 1.0, f.exp(v)), f.exp(v - t))
+        return f.where(where(dim + 1) <= where(dim), power, 0.0)
+
+    parts = b.map(
+        part, wide.unsqueeze(dim), top.unsqueeze(dim + 1), dtype="float32", indexed=True,
+        shape=[*x.shape[: dim + 1], size, *x.shape[dim + 1 :]],
+    )  # fmt: skip
+    total = summed(b, parts, [dim + 1])
+    return b.map(lambda t, s: f.where(f.isinf(t), t, t + f.log(s)), top, total, dtype=x.dtype)
+
+
 # --- distances
 
 

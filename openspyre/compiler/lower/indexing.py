@@ -11,7 +11,6 @@ from collections.abc import Sequence
 
 from openspyre.compiler.build import GraphBuilder, Operand, Where, broadcast
 from openspyre.compiler.errors import Unsupported
-from openspyre.compiler.lower.compare import masked_fill
 from openspyre.compiler.lower.promote import HALVES, LIMITS, promote_types, result_type
 from openspyre.compiler.lower.registry import lowers
 from openspyre.compiler.lower.tools import (
@@ -269,22 +268,44 @@ def index_put(
     b: GraphBuilder, x: View, indices: Sequence[View | None], values: View,
     accumulate: bool = False, unsafe: bool = False,
 ) -> View:  # fmt: skip
-    masks = [i for i in indices if i is not None and i.dtype == "bool"]
-    if len(masks) == 1 and known(values.numel) == 1 and not accumulate:
-        # One value wherever a mask holds is a masked_fill.
-        at = next(n for n, i in enumerate(indices) if i is not None)
-        if all(i is None or i.dtype == "bool" for i in indices):
-            mask = masks[0]
-            for _ in range(x.rank - at - mask.rank):
-                mask = mask.unsqueeze(mask.rank)
-            while values.rank:
-                values = values.squeeze(0)
-            return masked_fill(b, x, mask, values)
+    given = [(d, i) for d, i in enumerate(indices) if i is not None]
+    if len(given) == 1 and given[0][1].dtype == "bool":
+        at, mask = given[0]
+        spread = masked_values(values, x.rank - at - mask.rank, mask.rank)
+        if spread is not None:
+            return masked_put(b, x, mask, x.rank - at - mask.rank, spread, accumulate)
     places = Advanced(b, x, indices)
     dtype = exact(x.dtype) if accumulate else x.dtype
     out = b.contiguous(cast(b, x, dtype))
     scattered(b, out, values.expand(places.shape), places.where, add=accumulate)
     return cast(b, out, x.dtype)
+
+
+def masked_values(values: View, rest: int, rank: int) -> View | None:
+    """Values that are the same wherever a mask of that rank holds, with the mask's dims in place of
+    the one along which its true elements are counted; None when they differ. `rest`: the dims after
+    the mask."""
+    at = values.rank - rest - 1
+    if at < 0:
+        return values
+    if values.dims[at]:
+        return None
+    for _ in range(rank - 1):
+        values = values.unsqueeze(at)
+    return values
+
+
+def masked_put(
+    b: GraphBuilder, x: View, mask: View, rest: int, values: View, accumulate: bool
+) -> View:
+    """x[.., mask, ..] = or += values."""
+    for _ in range(rest):
+        mask = mask.unsqueeze(mask.rank)
+
+    def body(old: Reg, m: Reg, new: Reg) -> Reg:
+        return f.where(f.cast(m, "b"), old + new if accumulate else new, old)
+
+    return b.map(body, x, mask, values, dtype=x.dtype, shape=x.shape)
 
 
 def into(
@@ -330,7 +351,8 @@ def scatter_reduced(
     b: GraphBuilder, x: View, dim: int, index: View, source: View | Operand, *, reduce: str
 ) -> View:
     if reduce != "add":
-        raise Unsupported(b.operation, f"reduce={reduce!r}", "a scatter stores or adds")
+        value = source if isinstance(source, View) else full(b, index.shape, source, x.dtype)
+        return scatter_reduce(b, x, dim, index, value, "prod")
     return into(b, x, dim, index, source, add=True)
 
 
