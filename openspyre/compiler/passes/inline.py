@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from openspyre.compiler.graph import Access, Affine, Graph, Op, OpKind, Role, Tensor
-from openspyre.compiler.sizes import Size, known, plus, times
+from openspyre.compiler.sizes import Size, known, plus, same, times
 from openspyre.formats import Format, Mode
 from openspyre.program.model import Body, Node
 from openspyre.program.ops import BODY_OP, Combine, register_of
@@ -135,6 +135,7 @@ class _Maker:
 
 def inline_maps(graph: Graph) -> list[Op]:
     """The ops of the graph after inlining, without those that nothing needs any more."""
+    graph.ops = direct(live(graph.ops))
     users: dict[int, int] = {}
     writes: dict[int, list[int]] = {}
     for position, op in enumerate(graph.ops):
@@ -148,10 +149,11 @@ def inline_maps(graph: Graph) -> list[Op]:
         for a in (*op.inputs, *op.outputs)
         if a.tensor.alias is not None
     }
+    # Sums that one op reads stay in LX if that is a map on the product's tile; others are stored.
     products = {
         id(op.outputs[0].tensor): position
         for position, op in enumerate(graph.ops)
-        if op.kind is OpKind.MATMUL
+        if op.kind is OpKind.MATMUL and users.get(id(op.outputs[0].tensor.memory)) == 1
     }
     makers: dict[int, _Maker] = {}
     out: list[Op] = []
@@ -166,6 +168,65 @@ def inline_maps(graph: Graph) -> list[Op]:
                 if tensor.role is Role.TEMP and once:
                     makers[id(tensor)] = _Maker(op, number, position)
     return live(out)
+
+
+def direct(ops: Sequence[Op]) -> list[Op]:
+    """The ops with SORT, TOPK and SCAN writing where a plain copy of their result would go."""
+    out = list(ops)
+    touched: dict[int, list[int]] = {}
+    for position, op in enumerate(ops):
+        for memory in {id(a.tensor.memory) for a in (*op.inputs, *op.outputs)}:
+            touched.setdefault(memory, []).append(position)
+    gone: set[int] = set()
+    for position, op in enumerate(ops):
+        if op.kind is not OpKind.MAP or len(op.inputs) != 1 or len(op.outputs) != 1:
+            continue
+        source, target = op.inputs[0], op.outputs[0]
+        makers = touched[id(source.tensor.memory)]
+        if len(makers) != 2 or makers[1] != position or source.tensor.role is not Role.TEMP:
+            continue
+        first = makers[0]
+        made = _redirected(out[first], op, source, target)
+        between = [at for at in touched[id(target.tensor.memory)] if first <= at < position]
+        if made is not None and not between:
+            out[first] = made
+            gone.add(position)
+    return [op for position, op in enumerate(out) if position not in gone]
+
+
+def _redirected(maker: Op, copy: Op, source: Access, target: Access) -> Op | None:
+    """`maker` with the target of a copy in place of the copied tensor; None where it is none."""
+    assert copy.body is not None
+    plain = len(copy.body.nodes) == 1 and copy.body.nodes[0].op == "input"
+    if maker.kind not in (OpKind.SORT, OpKind.TOPK, OpKind.SCAN) or not plain:
+        return None
+    if source.tensor.dtype != target.tensor.dtype or source.tensor.alias is not None:
+        return None
+    own = next((a for a in maker.outputs if a.tensor is source.tensor), None)
+    if own is None or target.indirect or source.indirect:
+        return None
+    names: dict[str, str] = {}
+    for mine, theirs in zip(own.index, source.index, strict=True):
+        assert isinstance(mine, Affine) and isinstance(theirs, Affine)
+        if theirs.offset != 0 or mine.offset != 0 or bool(mine.terms) != bool(theirs.terms):
+            return None
+        if mine.terms:
+            if mine.single is None or theirs.single is None or theirs.single in names:
+                return None
+            names[theirs.single] = mine.single
+    if set(names) != set(copy.labels):
+        return None
+    sizes = dict(maker.labels)
+    if maker.kind is OpKind.TOPK and maker.label is not None:
+        sizes[maker.label] = maker.limit
+    if any(not same(copy.labels[n], sizes[m]) for n, m in names.items()):
+        return None
+    index = tuple(
+        replace(i, terms=tuple((names[n], c) for n, c in i.terms)) if isinstance(i, Affine) else i
+        for i in target.index
+    )
+    outputs = [Access(target.tensor, index) if a is own else a for a in maker.outputs]
+    return replace(maker, outputs=outputs)
 
 
 def _indirect(op: Op) -> bool:
