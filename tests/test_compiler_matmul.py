@@ -379,3 +379,45 @@ def test_symbolic_rows_columns_and_depth() -> None:
 def test_p2_the_same_kernel_gives_the_same_bytes() -> None:
     images = {encode(product((70, 300), (300, 200), turn_b=True).program()) for _ in range(3)}
     assert len(images) == 1
+
+
+@pytest.mark.parametrize("turn_b", [False, True])
+def test_slices_of_larger_tensors(turn_b: bool) -> None:
+    """Offsets in every dim: whole sticks along the stick, any number elsewhere."""
+    rng = np.random.default_rng(15)
+    whole_a, whole_b = values(rng, 20, 330), values(rng, 200, 330)
+    if turn_b:
+        whole_b = values(rng, 330, 200)
+    bias = values(rng, 330)
+    g = GraphBuilder("mm")
+    left = g.input("a", list(whole_a.shape), "float16").slice(0, 3, 13).slice(1, 64, 130)
+    right = g.input("b", list(whole_b.shape), "float16")
+    if turn_b:
+        right = right.slice(0, 5, 140).slice(1, 64, 130).transpose(0, 1)
+        b = whole_b[5:145, 64:194].T
+    else:
+        right = right.slice(0, 7, 130).slice(1, 128, 140)
+        b = whole_b[7:137, 128:268]
+    more = g.input("bias", [330], "float16").slice(0, 64, 140)
+    result = g.map(lambda x, y: x + y, g.matmul(left, right), more, dtype="float16", name="out")
+    work = finish(g, result)
+    found = only(check(work, {"a": whole_a, "b": whole_b, "bias": bias}, CompileOptions(cores=7)))
+    expected = ascending(whole_a[3:16, 64:194], b) + bias[64:204]
+    np.testing.assert_array_equal(found.astype(np.float64), to_format(expected, "float16"))
+
+
+def test_a_tensor_times_itself() -> None:
+    rng = np.random.default_rng(16)
+    a = values(rng, 70, 130)
+    g = GraphBuilder("mm")
+    x = g.input("a", [70, 130], "float16")
+    work = finish(g, rounded(g, g.matmul(x, x.transpose(0, 1)), "float16"))
+    found = only(check(work, {"a": a}))
+    np.testing.assert_array_equal(found.astype(np.float64), to_format(ascending(a, a.T), "float16"))
+
+
+def test_dtypes_that_the_pt_does_not_multiply() -> None:
+    from openspyre.compiler.errors import Unsupported
+
+    with pytest.raises(Unsupported, match="one floating dtype"):
+        product((4, 64), (64, 64), "float16", b_dtype="float32", out_dtype="float32").program()
