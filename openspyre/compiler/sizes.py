@@ -29,11 +29,15 @@ def known(value: Size) -> int | None:
 
 def times(left: Size, right: Size) -> Size:
     """left * right."""
+    if isinstance(left, int) and isinstance(right, int):
+        return left * right
     return size_of(expr(left) * right)
 
 
 def plus(left: Size, right: Size) -> Size:
     """left + right."""
+    if isinstance(left, int) and isinstance(right, int):
+        return left + right
     return size_of(expr(left) + right)
 
 
@@ -47,6 +51,8 @@ def product(values: Iterable[Size]) -> Size:
 
 def same(left: Size, right: Size) -> bool:
     """Whether two sizes are certainly equal: equal numbers, or the same expression."""
+    if isinstance(left, int) and isinstance(right, int):
+        return left == right
     return size_of(left) == size_of(right)
 
 

@@ -24,9 +24,9 @@ from openspyre.compiler.passes.edit import (
     full_dims,
     is_identity,
     map_accesses,
+    pruned,
     rename,
     replace_label,
-    rewritten,
     substituted,
 )
 from openspyre.compiler.sizes import known
@@ -249,12 +249,13 @@ def _key(op: Op, position: int, versions: _Versions) -> object:
 
     body = None
     if op.body is not None:
+        least = pruned(op.body)
         nodes = tuple(
             (n.op, n.type, n.args, names.get(str(n.immediate)) if n.op == "index"
              else repr(n.immediate))
-            for n in rewritten(op.body, lambda trace, node: None).nodes
+            for n in least.nodes
         )  # fmt: skip
-        body = (nodes, rewritten(op.body, lambda trace, node: None).results)
+        body = (nodes, least.results)
     return (
         op.kind,
         tuple(str(size) for size in op.labels.values()),

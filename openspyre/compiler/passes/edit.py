@@ -102,6 +102,17 @@ def rewritten(body: Body, change: Callable[[Trace, Node], Reg | None]) -> Body:
     return Body(tuple(trace.nodes), tuple(regs[r].number for r in body.results))
 
 
+def pruned(body: Body) -> Body:
+    """The body without what is needless."""
+    used = set(body.results)
+    for number in range(len(body.nodes) - 1, -1, -1):
+        if number in used:
+            used |= set(body.nodes[number].args)
+    if len(used) == len(body.nodes):
+        return body
+    return rewritten(body, lambda trace, node: None)
+
+
 def reindexed(body: Body, by: Mapping[str, Affine]) -> Body:
     """The body with `index` of a label replaced by what the label is now."""
     if not any(n.op == "index" and n.immediate in by for n in body.nodes):
@@ -189,8 +200,7 @@ def drop_inputs(op: Op) -> None:
     """Leaves out the inputs that nothing needs."""
     if op.kind not in (OpKind.MAP, OpKind.REDUCE, OpKind.SCATTER) or op.body is None:
         return
-    body = rewritten(op.body, lambda trace, node: None)
-    op.body = body
+    body = op.body = pruned(op.body)
     used = used_inputs(op)
     if op.kind is OpKind.SCATTER:
         used.add(0)

@@ -75,6 +75,7 @@ class _Splits:
     walks: dict[Dim, list[tuple[Op, Access, int]]] = field(default_factory=dict)
     moves: dict[Label, list[tuple[Op, Access, int]]] = field(default_factory=dict)
     rigid: set[Label] = field(default_factory=set)
+    log: list[tuple[set[int], int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         for op in self.graph.ops:
@@ -101,12 +102,18 @@ class _Splits:
                 assert isinstance(index, Affine)
                 if index.single is not None or not index.terms:
                     continue
+                self.log = []
                 try:
                     self.todo = [use]
                     while self.todo:
                         self.visit(*self.todo.pop())
                 except _Conflict:
-                    return dim
+                    for cuts, k in self.log:
+                        cuts.discard(k)
+                    if self.dims.get(dim):
+                        return dim  # others have cut it: all over again
+                    self.frozen.add(dim)
+                    break
         return None
 
     def visit(self, op: Op, access: Access, d: int) -> None:
@@ -171,11 +178,14 @@ class _Splits:
             return
         if dim in self.frozen or quotient(size, k) is None or not _chain(cuts, k):
             raise _Conflict
-        if tensor.place is not None and tensor.place.stick == d:
+        # An output that may lie anywhere keeps the choice of its last dim.
+        stick = tensor.place.stick if tensor.place is not None else len(tensor.shape) - 1
+        if d == stick and (tensor.place is not None or tensor.role is Role.OUTPUT):
             eps = tensor.format(self.graph.mode).elements_per_stick
             if k % eps:
                 raise _Conflict
         cuts.add(k)
+        self.log.append((cuts, k))
         self.todo += self.walks.get(dim, [])
 
     def cut_label(self, op: Op, label: str, k: int) -> None:
@@ -188,6 +198,7 @@ class _Splits:
         if key in self.rigid or quotient(op.labels[label], k) is None or not _chain(cuts, k):
             raise _Conflict
         cuts.add(k)
+        self.log.append((cuts, k))
         self.todo += self.moves[key]
 
     # --- what it leads to

@@ -20,6 +20,8 @@ where the beam never overflows, so on trees and all small graphs. Imports no tor
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 from openspyre.compiler.graph import (
     Access,
@@ -48,9 +50,10 @@ def layouts(graph: Graph, options: CompileOptions) -> None:
     for tensor in graph.tensors:
         if tensor.place is None and tensor.role in (Role.INPUT, Role.INOUT, Role.CONST):
             tensor.place = default_place(tensor, graph.mode)
-    for number, stick in _search(graph).items():
-        tensor = next(t for t in graph.tensors if id(t) == number)
-        _put(graph, tensor, stick)
+    found = _search(graph)
+    for tensor in graph.tensors:
+        if tensor.place is None and id(tensor) in found:
+            _put(graph, tensor, found[id(tensor)])
     for tensor in graph.tensors:
         if tensor.place is None:  # nothing writes it
             _put(graph, tensor, len(tensor.shape) - 1)
@@ -143,6 +146,12 @@ class _Costs:
     def __init__(self, graph: Graph, op: Op) -> None:
         self.graph, self.op = graph, op
         self.sizes = {label: graph.hint(size) for label, size in op.labels.items()}
+        accesses = (*op.inputs, *op.outputs)
+        self.labels = {id(a): a.labels for a in accesses}
+        # The label on each dim, if that is on the stick.
+        self.on = {
+            id(a): [_label(a, d) for d in range(len(a.index))] + [None] for a in accesses
+        }  # fmt: skip
         self.numels = {id(a): self.numel(a) for a in (*op.inputs, *op.outputs)}
         self.indices = {
             i.input for a in (*op.inputs, *op.outputs) for i in a.index if isinstance(i, Indirect)
@@ -150,10 +159,10 @@ class _Costs:
 
     def numel(self, access: Access) -> int:
         """Elements of the tensor that the access touches."""
-        labels = set(access.labels)
+        labels = set(self.labels[id(access)])
         for i in access.index:
             if isinstance(i, Indirect):
-                labels |= self.op.inputs[i.input].labels
+                labels |= self.labels[id(self.op.inputs[i.input])]
         total = 1
         for label in labels:
             total *= self.sizes[label]
@@ -162,7 +171,9 @@ class _Costs:
     def turned(self, sticks: Mapping[int, int]) -> int:
         """Elements that are turned."""
         op = self.op
-        at = {id(a): _label(a, sticks[id(a.tensor)]) for a in (*op.inputs, *op.outputs)}
+        at = {
+            id(a): self.on[id(a)][sticks[id(a.tensor)]] for a in (*op.inputs, *op.outputs)
+        }  # fmt: skip
         if op.kind is OpKind.COPY:
             return 0
         if op.kind is OpKind.MATMUL:
@@ -189,9 +200,8 @@ class _Costs:
         stick = sticks[id(access.tensor)]
         return stick >= 0 and isinstance(access.index[stick], Indirect)
 
-    @staticmethod
-    def lacks(access: Access, label: str | None) -> bool:
-        return label is None or label not in access.labels
+    def lacks(self, access: Access, label: str | None) -> bool:
+        return label is None or label not in self.labels[id(access)]
 
     def reduction(self, at: Mapping[int, str | None], sticks: Mapping[int, int]) -> int:
         op = self.op
@@ -212,8 +222,9 @@ class _Costs:
         a, b = op.inputs
         out = op.outputs[0]
         label = at[id(out)]
-        rows = [n for n in op.labels if n in a.labels and n not in b.labels]
-        cols = [n for n in op.labels if n in b.labels and n not in a.labels]
+        left_, right_ = self.labels[id(a)], self.labels[id(b)]
+        rows = [n for n in op.labels if n in left_ and n not in right_]
+        cols = [n for n in op.labels if n in right_ and n not in left_]
         turned = self.numels[id(out)]
         best: int | None = None
         for left, right, names in ((a, b, cols), (b, a, rows)):
@@ -239,7 +250,7 @@ class _Costs:
             if stick < 0:
                 continue
             index = access.index[stick]
-            if not isinstance(index, Affine):
+            if not isinstance(index, Affine) or (index.single is not None and index.offset == 0):
                 continue
             eps = access.tensor.format(self.graph.mode).elements_per_stick
             offset = known(index.offset)
@@ -256,6 +267,16 @@ class _Costs:
 # --- the search
 
 
+@dataclass
+class _State:
+    """A partial choice: its cost, the sticks of the tensors that are still used, and the choices
+    that led to it, the last one first."""
+
+    cost: float
+    live: dict[int, int]
+    trail: tuple[Any, dict[int, int]] | None
+
+
 def _search(graph: Graph) -> dict[int, int]:
     """The stick of every tensor that has no place yet and is written."""
     given = {id(t): t.place.stick for t in graph.tensors if t.place is not None}
@@ -263,21 +284,37 @@ def _search(graph: Graph) -> dict[int, int]:
     for position, op in enumerate(graph.ops):
         for access in (*op.inputs, *op.outputs):
             last[id(access.tensor)] = position
-    # Tensor -> stick of what was chosen on the way, and the cost so far.
-    states: list[tuple[float, dict[int, int]]] = [(0.0, {})]
+    states = [_State(0.0, {}, None)]
     for position, op in enumerate(graph.ops):
         costs = _Costs(graph, op)
-        new: dict[tuple[tuple[int, int], ...], tuple[float, dict[int, int]]] = {}
-        for cost, chosen in states:
-            for more, waste in _choices(graph, op, given, chosen):
-                now = chosen | more
-                sticks = given | now
-                price = cost + waste + costs.turned(sticks) + costs.fixed(sticks)
-                key = tuple(sorted((n, s) for n, s in now.items() if last[n] > position))
-                if key not in new or price < new[key][0]:
-                    new[key] = (price, now)
-        states = sorted(new.values(), key=lambda s: s[0])[:BEAM]
-    return states[0][1]
+        mine = {id(a.tensor) for a in (*op.inputs, *op.outputs)}
+        prices: dict[tuple[int, ...], float] = {}
+        choices: dict[frozenset[int], list[tuple[dict[int, int], float]]] = {}
+        fresh = [n for n in mine if n not in given]
+        new: dict[frozenset[tuple[int, int]], _State] = {}
+        for state in states:
+            known_ = frozenset(n for n in fresh if n in state.live)
+            if known_ not in choices:
+                choices[known_] = list(_choices(graph, op, given, state.live))
+            for more, waste in choices[known_]:
+                now = state.live | more
+                at = tuple(now[n] for n in fresh)
+                if at not in prices:
+                    sticks = {n: now[n] if n in now else given[n] for n in mine}
+                    prices[at] = costs.turned(sticks) + costs.fixed(sticks)
+                price = state.cost + waste + prices[at]
+                live = {n: s for n, s in now.items() if last[n] > position}
+                key = frozenset(live.items())
+                if key not in new or price < new[key].cost:
+                    trail = (state.trail, more) if more else state.trail
+                    new[key] = _State(price, live, trail)
+        states = sorted(new.values(), key=lambda s: s.cost)[:BEAM]
+    found: dict[int, int] = {}
+    trail = states[0].trail
+    while trail is not None:
+        found |= trail[1]
+        trail = trail[0]
+    return found
 
 
 def _choices(
