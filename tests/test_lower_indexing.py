@@ -90,6 +90,12 @@ def test_sums_into_16_bit_are_rounded_once() -> None:
     check(aten.scatter_add.default, x, 1, index, draw(3, 40, dtype=torch.float16))
 
 
+def test_an_index_outside_hits_no_neighbour() -> None:
+    for pair in ([0, 7], [-6, 0], [5, 0]):
+        with pytest.raises(IndexError):
+            lowered(aten.index.Tensor, [X, [torch.tensor([i]) for i in pair]])
+
+
 def test_what_depends_on_values_is_refused() -> None:
     with pytest.raises(Unsupported, match="depends on values"):
         lowered(aten.index.Tensor, [X, [X > 0]])

@@ -55,7 +55,49 @@ def gathered(
             if d not in places:
                 out = out.unsqueeze(d)
         return out.expand(shape)
+    if sum(isinstance(w, View) for w in places) > 1:
+        joined = Merged(b, source, places)
+        source, places = joined.view, joined.where
     return b.gather(source, shape, places, name)
+
+
+class Merged:
+    """A copy `view` of a tensor whose indexed dims are one dim, with one index for it: the units
+    follow one index tensor at a time. An index outside of its dim makes the joint one -1, so that
+    it fails the launch and does not hit a neighbour."""
+
+    def __init__(self, b: GraphBuilder, x: View, where: Sequence[Where]) -> None:
+        self.dims = [d for d, w in enumerate(where) if isinstance(w, View)]
+        first = self.dims[0]
+        rest = [d for d in range(x.rank) if d not in self.dims]
+        self.before = [d for d in rest if d < first]
+        self.order = [*self.before, *self.dims, *(d for d in rest if d > first)]
+        moved = x.permute(self.order)
+        self.shape = moved.shape
+        sizes = [number(x.size(d), b, "an indexed dim") for d in self.dims]
+        at, last = len(self.before), len(self.before) + len(self.dims)
+        flat_shape = [*moved.shape[:at], product(sizes), *moved.shape[last:]]
+        self.view = b.contiguous(b.reshape(moved, flat_shape))
+
+        def linear(*index: Reg) -> Reg:
+            total, inside = index[0], index[0] < sizes[0]
+            inside = inside & (index[0] >= 0)
+            for reg, size in zip(index[1:], sizes[1:], strict=True):
+                total = total * size + reg
+                inside = inside & (reg >= 0) & (reg < size)
+            return f.where(inside, total, -1)
+
+        indices = [w for w in where if isinstance(w, View)]
+        joint = b.map(linear, *indices, dtype="int64", compute="int64", name="index")
+        self.where: list[Where] = [
+            *(where[d] for d in self.before), joint,
+            *(where[d] for d in self.order[last:]),
+        ]  # fmt: skip
+
+    def back(self) -> View:
+        """The copy in the dims of the tensor."""
+        found = self.view.reshape(self.shape)
+        return found.permute([self.order.index(d) for d in range(len(self.order))])
 
 
 # --- reading
@@ -249,8 +291,14 @@ def scattered(
             target = target.squeeze(d)
         else:
             places.insert(0, place)
-    if any(isinstance(w, View) for w in places):
+    indirect = sum(isinstance(w, View) for w in places)
+    if indirect == 1:
         b.scatter(target, value, places, add=add)
+        return
+    if indirect > 1:
+        joined = Merged(b, target, places)
+        b.scatter(joined.view, value, joined.where, add=add)
+        b.store(target, joined.back())
         return
     for d in reversed(range(value.rank)):
         if d not in places:  # all points along d write to one place: they sum, or the last stays
