@@ -172,6 +172,17 @@ def test_a_large_tensor_to_one_element_uses_all_cores(combine: Combine) -> None:
     assert program.queues[Unit.RING]
 
 
+def test_sums_whose_first_dim_is_on_the_stick() -> None:
+    """Each index of a stick has a lane of its own, so the dims after it can be cut."""
+    for shape in ((40_000, 70), (300, 3000)):
+        b = new()
+        x = b.input("x", shape, "float32")
+        r, = b.reduce(Combine.SUM, x.transpose(0, 1), [0, 1])  # fmt: skip
+        m, = b.reduce(Combine.MAX, x.transpose(0, 1), [0, 1])  # fmt: skip
+        many = shape[0] * shape[1] >= 1 << 20
+        hold(outputs(b, r, m), cores=(32, 4), small=False, exact=not many, rtol=1e-3, atol=1.0)
+
+
 def test_a_small_sum_keeps_the_order_of_one_core() -> None:
     b = new()
     x = b.input("x", (64, 1000), "float32")

@@ -288,7 +288,8 @@ def _worth(group: Group, op: Op, position: int, work: _Work) -> bool:
         if _time(ops, given, work) > alone + before + _KERNEL_NS:
             return False
     row = math.prod(graph.hint(sizes[label]) for label in inner)
-    if len(ops) <= _FEW_OPS and row <= _SHORT_ROW:
+    turned = {on_stick(a) for o in ops for a in (*o.inputs, *o.outputs) if id(a.tensor) in given}
+    if len(ops) <= _FEW_OPS and row <= _SHORT_ROW and len(turned - {None}) < 2:
         return True
     kernel = Kernel("rows", ops, [t for t in _tensors(ops) if id(t) in given])
     try:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 
-from openspyre.compiler.errors import CompileError
+from openspyre.compiler.errors import CompileError, Unsupported
 from openspyre.compiler.graph import Access, Graph, Op, OpKind
 from openspyre.compiler.options import CompileOptions
 from openspyre.compiler.schedule import common, rows_plan
@@ -36,7 +36,15 @@ def schedule(kernel: Kernel, graph: Graph, options: CompileOptions) -> Program:
 
     if rows_split.wanted(kernel, graph):
         return rows_split.schedule(kernel, graph, options)
-    plan = rows_plan.make(kernel, graph, options)
+    try:
+        plan = rows_plan.make(kernel, graph, options)
+    except rows_plan.DoesNotFit as error:
+        op = kernel.ops[0]
+        tensors = ", ".join(str(t) for t in kernel.arguments)
+        raise Unsupported(
+            op.name or op.kind.value, tensors, str(error),
+            "bring the tensors to one layout first (contiguous()), or take shorter rows",
+        ) from error  # fmt: skip
     program = Rows(kernel, graph, options, plan).program()
     note(kernel, plan)
     return program

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from openspyre.compiler.errors import CompileError
-from openspyre.compiler.graph import Access, Affine, Graph, Op, OpKind, Tensor
+from openspyre.compiler.graph import Access, Graph, Op, OpKind, Tensor
 from openspyre.compiler.options import CompileOptions
 from openspyre.compiler.schedule import common
 from openspyre.compiler.sizes import Size, known
@@ -460,8 +460,7 @@ def _chunked(
         unit = plan.units.get(last, 1)
         size = plan.graph.hint(plan.sizes[last])
         least = {**tile, **{n: plan.units.get(n, 1) for n in labels[:-1]}, last: min(unit, size)}
-        if any(plan.units.get(n, 1) > 1 for n in labels[:-1]):
-            # A stick of an outer chunk label holds several of its indices: their order would mix.
+        if not all(stepped(plan, n) for n in labels[:-1]):
             return tile
         plan.chunks = labels
         everything = frozenset(plan.sizes)
@@ -485,6 +484,19 @@ def _chunked(
         steps = -(-count // low)
         return {**least, last: min(-(-count // steps) * unit, size)}
     return tile
+
+
+def stepped(plan: Plan, label: str) -> bool:
+    """Whether chunks of one unit of the label keep the order of a reduction over it and labels
+    after it. A unit of several indices does if each goes to a lane of its own."""
+    unit = plan.units.get(label, 1)
+    if unit == 1:
+        return True
+    return unit <= LANE_ACCUMULATORS and all(
+        {stick_of(plan, a) for a in op.inputs} - {None} == {label}
+        for op in plan.ops
+        if op.kind is OpKind.REDUCE and label in op.reduced
+    )
 
 
 def _chunkable(plan: Plan, labels: Sequence[str]) -> bool:
@@ -617,19 +629,3 @@ def unreduced(op: Op) -> Body:
         zero: int | float = 0.0 if register == "f" else 0
         result = add(Node("add", register, (add(Node("const", register, (), zero)), result)))
     return Body(tuple(nodes), (result,))
-
-
-def affine_only(op: Op) -> bool:
-    """Whether no input or output of the op is indexed by another."""
-    return all(isinstance(i, Affine) for a in (*op.inputs, *op.outputs) for i in a.index)
-
-
-def tensor_names(plan: Plan) -> list[str]:
-    """For listings: what lives in LX only."""
-    return [box.name for box in plan.inside.values()]
-
-
-__all__ = [
-    "Box", "DoesNotFit", "Key", "Plan", "Tensor", "affine_only", "analyse", "key_of", "make",
-    "plain", "stick_of", "tensor_names", "unreduced",
-]  # fmt: skip

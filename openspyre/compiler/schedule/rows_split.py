@@ -73,12 +73,15 @@ def _split(plan: Plan, op: Op) -> tuple[str, int] | None:
     whole = {n: plan.graph.hint(s) for n, s in plan.sizes.items()}
     if any(box.bytes(whole) * PARTS > MOST_KEPT for box in _accumulators(plan, op)):
         return None
+    tile = dict(whole)
     for label in op.reduced:
-        count = -(-plan.graph.hint(op.labels[label]) // plan.units.get(label, 1))
-        if count >= PARTS:
+        unit = plan.units.get(label, 1)
+        tile[label] = min(unit, tile[label])
+        moved = sum(box.bytes(tile) for box in plan.loads.values())
+        if -(-whole[label] // unit) >= PARTS and moved <= 2 * rows_plan.TILE_BYTES:
             return label, PARTS
-        if plan.units.get(label, 1) > 1:
-            return None  # its indices share sticks: one cannot step through them one by one
+        if not rows_plan.stepped(plan, label):
+            return None
     return None
 
 
@@ -131,7 +134,7 @@ class _Split:
         at = self.op.reduced.index(label)
         self.before = self.op.reduced[:at]
         self.tile = {n: plan.graph.hint(s) for n, s in plan.sizes.items()}
-        self.tile |= dict.fromkeys(self.before, 1)
+        self.tile |= {n: plan.units.get(n, 1) for n in self.before}
         read = {key_of(a) for a in self.op.inputs}
         self.streamed = {k: b for k, b in plan.loads.items() if k in read}
         self._sized(options)
@@ -212,14 +215,16 @@ class _Split:
         step: Expr = Const(0)
         count = 1
         for n in self.before:
-            spans[n] = stack.enter_context(builder.tiles(f"at_{n}", expr(self.plan.sizes[n]), 1))
-            step = step * expr(self.plan.sizes[n]) + spans[n].step
-            count *= known(self.plan.sizes[n]) or 1
+            size, each = expr(self.plan.sizes[n]), self.tile[n]
+            spans[n] = stack.enter_context(builder.tiles(f"at_{n}", size, each))
+            step = step * ceil_div(size, each) + spans[n].step
+            count *= -(-(known(self.plan.sizes[n]) or 1) // each)
         spans[label] = stack.enter_context(builder.tiles(f"at_{label}", part, self.tile[label]))
-        step = step * ceil_div(part.size, self.tile[label]) + spans[label].step
         unit = self.plan.units.get(label, 1)
         longest = -(-(_padded(self.plan, label) // unit) // self.parts) * unit
-        return spans, local * (count * -(-longest // self.tile[label])) + step, step
+        most = -(-longest // self.tile[label])
+        step = step * most + spans[label].step
+        return spans, local * (count * most) + step, step
 
     def _first(self) -> AbstractContextManager[Expr]:
         """What only core 0 does."""
