@@ -119,16 +119,16 @@ def random_pair(rng: np.random.Generator, family: str) -> tuple[Program, Program
     if family != "matmul":
         # No core is left with less than two rows: there, reading the weights for all cores decides.
         cores = 2 ** draw(0, min(6, max(1, (m // 2).bit_length())))
-        if fewer_cores:
-            fewer = 2 ** draw(0, cores.bit_length())
+        if fewer_cores and cores > 1:
+            fewer = 2 ** draw(0, cores.bit_length() - 1)
             return in_tiles(family, m, n, cores), in_tiles(family, m, n, fewer)
         if more == 2:
             larger = (m + rows_more, n + 64 * sticks_more)
         return in_tiles(family, m, n, cores), in_tiles(family, *larger, cores)
     grid, k = (2 ** draw(0, 3), 2 ** draw(0, 4)), 64 * draw(1, 20)
     small = matmul.build(m, k, n, grid=grid)
-    if fewer_cores:
-        less = (2 ** draw(0, grid[0].bit_length()), 2 ** draw(0, grid[1].bit_length()))
+    less = (2 ** draw(0, grid[0].bit_length()), 2 ** draw(0, grid[1].bit_length()))
+    if fewer_cores and less != grid:
         return small, matmul.build(m, k, n, grid=less)
     return small, matmul.build(larger[0], k + 64 * sticks_more * (more == 2), larger[1], grid=grid)
 
@@ -146,6 +146,7 @@ def test_t5_more_work_or_fewer_cores_is_never_faster_and_no_server_is_over_full(
         small, large = random_pair(rng, family)
         a, b = (time_program(program, spans=False) for program in (small, large))
         assert b.duration_ns >= a.duration_ns * (1 - T5_TOLERANCE), (case, a.text(), b.text())
+        assert small != large, case
         for timeline in (a, b):
             assert all(0 <= share <= 1 for share in timeline.utilisation().values()), case
 
