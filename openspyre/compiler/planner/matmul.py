@@ -31,6 +31,8 @@ PORT = 0.1
 """Weight of the LX port's time among equals: large tiles read less often."""
 TOGETHER = 6
 """Exponent of `_together`; fitted to the timing model (tests/test_compiler_matmul_plan.py)."""
+MOST_SLOTS = 4
+"""Slots of an input, where LX has room."""
 SPLITS = 2
 """Splits, the best by the coarse bound, whose tiles are priced."""
 TRIED = 3
@@ -122,13 +124,15 @@ class Product:
 class MatmulPlan:
     """`parts`: shares of each label over cores; `tile`: size of each label in a tile; `stay`: "a"
     or "b" is loaded once with all of k while the other input goes by, and decides the order of the
-    loops (rows outside, or columns outside). `sum_slots`, `out_slots`: of sums and results."""
+    loops (rows outside, or columns outside). `sum_slots`, `out_slots`: of sums and results;
+    `slots`: of an input of which a tile is loaded for each tile of k."""
 
     parts: dict[str, int]
     tile: dict[str, int]
     stay: str = ""
     sum_slots: int = 2
     out_slots: int = 2
+    slots: int = 2
     lx_bytes: int = 0
     ns: float = 0.0
     read: int = 0  # bytes of LPDDR5, a shared read counted once
@@ -461,6 +465,16 @@ class _Search:
             if total > self.lx_bytes:
                 return None
 
+        # What is left of LX lets LPDDR5 run ahead.
+        deeper = 0
+        if stay != "a" and loads_a > self.slots:
+            deeper += in_a + (product.a.nbytes(size_a) if product.a_raw is not None else 0)
+        if stay != "b" and loads_b > self.slots:
+            deeper += in_b + (product.b.nbytes(size_b) if product.b_raw is not None else 0)
+        ahead = self.slots
+        while deeper and ahead < MOST_SLOTS and total + deeper <= self.lx_bytes:
+            ahead, total = ahead + 1, total + deeper
+
         # What each server has to do.
         per_a, per_b = rates.shared(grid.group_a), rates.shared(grid.group_b)
         read_a = self.whole[id(self.from_a)] * again_a * per_a
@@ -503,9 +517,18 @@ class _Search:
         read = self.whole[id(self.from_a)] * again_a + self.whole[id(self.from_b)] * again_b
         read += sum(self.whole[id(m)] for m in product.extras)
         return MatmulPlan(
-            grid.parts, tile, stay, slots, slots, total, time, read, self.written,
-            time + tasks * STEP_NS + grid.received + rates.lx(port) * PORT,
-        )  # fmt: skip
+            parts=grid.parts,
+            tile=tile,
+            stay=stay,
+            sum_slots=slots,
+            out_slots=slots,
+            slots=ahead,
+            lx_bytes=total,
+            ns=time,
+            read=read,
+            written=self.written,
+            score=time + tasks * STEP_NS + grid.received + rates.lx(port) * PORT,
+        )
 
     def band(self, tile: dict[str, int], depth: int) -> dict[str, int]:
         """The part of a tile of sums that one core joins when k is split `depth` times."""

@@ -59,6 +59,7 @@ class Writer:
     def __init__(self, draft: Draft, form: Form, product: Product, plan: MatmulPlan) -> None:
         self.draft, self.form, self.plan = draft, form, plan
         self.p = draft.builder
+        self.slots = draft.options.slots
         self.depth = plan.parts.get(form.k, 1)
         order = (Part.COL, Part.ROW) if plan.stay == "b" else (Part.ROW, Part.COL)
         names = [*form.of(Part.BATCH), *form.of(order[0]), *form.of(order[1])]
@@ -217,7 +218,7 @@ class Writer:
         )
         self.extras = {
             id(box): self.box(
-                box, ["sfu"], self.level_of(box.labels), sizes=self.banded, slots=2
+                box, ["sfu"], self.level_of(box.labels), sizes=self.banded, slots=self.slots
             )
             for box in form.extras
         }  # fmt: skip
@@ -251,11 +252,12 @@ class Writer:
             strip = self.plan.stay == which
             level = self.level_of(box.labels) if strip else self.inner
             sizes = dict(self.plan.tile)
+            slots = self.plan.slots if level == self.inner else self.slots
             if strip:
                 sizes[form.k] = self.strip_size()
             turned = which in form.turned
             held = self.box(
-                box, ["sfu" if turned else "pt"], level, sizes=sizes, slots=2, strip=strip
+                box, ["sfu" if turned else "pt"], level, sizes=sizes, slots=slots, strip=strip
             )
             self.loaded[which] = self.ready[which] = held
             if turned:
@@ -264,7 +266,8 @@ class Writer:
                 offsets = {label: offset for label, offset in box.index if label is not None}
                 index = [(label, offsets.get(label, 0)) for label in labels]
                 self.ready[which] = self.hold(
-                    f"{which}_turned", value, index, labels.index(stick), ["pt"], sizes, level, 2,
+                    f"{which}_turned", value, index, labels.index(stick), ["pt"], sizes, level,
+                    slots,
                     strip,
                 )  # fmt: skip
 
