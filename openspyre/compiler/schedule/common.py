@@ -275,6 +275,10 @@ class Draft:
         if len(writes) != 1:
             return False
         op, access = writes[0]
+        # What the write or an op before it reads is what was there before.
+        for earlier in self.kernel.ops[: self.kernel.ops.index(op) + 1]:
+            if any(a.tensor is tensor for a in earlier.inputs):
+                return False
         labels = dict(op.labels)
         if op.kind.value == "topk" and op.label is not None:
             labels[op.label] = op.limit
