@@ -5,13 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from random_graphs import Made, Random, place_of
 
 from openspyre.compiler.build import GraphBuilder
 from openspyre.compiler.check import check, illegal, legal
-from openspyre.compiler.graph import Graph, OpKind, Place, Role, Tensor
+from openspyre.compiler.errors import CompileError
+from openspyre.compiler.graph import Access, Affine, Graph, Op, OpKind, Place, Role, Tensor
 from openspyre.compiler.interpret import interpret
 from openspyre.compiler.options import CompileOptions
 from openspyre.compiler.passes import PASSES
@@ -456,3 +458,130 @@ def test_more_dims_than_the_machine_addresses() -> None:
     run_all(graph, *PASSES)
     legal(graph)
     same({out.tensor.name: x - y}, placed_run(made, places))
+
+
+# --- by example
+
+
+def test_a_step_becomes_an_alias() -> None:
+    made = Made()
+    a, x = made.numbers((7, 64), "float16")
+    out = made.b.map(lambda v: v + 1, a.slice(0, 1, 3, 2), dtype="float16")
+    graph = outputs(made, out)
+    run_all(graph, *PASSES)
+    (alias,) = [t for t in graph.tensors if t.alias is not None]
+    assert alias.alias is not None
+    assert str(alias) == "t0: input float16 [3, 64] at (256, 896*) = x0[2*d0 + 1, d1] + 128 bytes"
+    same({out.tensor.name: x[1:6:2] + 1}, interpret(graph, made.values))
+
+
+def test_an_unaligned_slice_of_the_stick_is_read_by_index() -> None:
+    made = Made()
+    a, x = made.numbers((4, 200), "float16")
+    out = made.b.map(lambda v: v + 1, a.slice(1, 30, 100), dtype="float16")
+    graph = outputs(made, out)
+    run_all(graph, *PASSES)
+    assert [len(op.inputs) for op in graph.ops] == [0, 2, 1]
+    assert graph.ops[1].inputs[0].indirect
+    same({out.tensor.name: x[:, 30:130] + 1}, interpret(graph, made.values))
+
+
+def test_an_aligned_slice_of_the_stick_costs_nothing() -> None:
+    made = Made()
+    a, x = made.numbers((4, 200), "float16")
+    out = made.b.map(lambda v: v + 1, a.slice(1, 128, 72), dtype="float16")
+    graph = outputs(made, out)
+    run_all(graph, *PASSES)
+    assert len(graph.ops) == 1
+    same({out.tensor.name: x[:, 128:] + 1}, interpret(graph, made.values))
+
+
+def test_a_ragged_store_renews_whole_sticks() -> None:
+    made = Made()
+    a, x = made.numbers((4, 200), "float16")
+    b, y = made.numbers((4, 32), "float16")
+    made.b.store(a.slice(1, 64, 32), b)
+    graph = made.b.graph
+    run_all(graph, *PASSES)
+    last = graph.ops[-1]
+    assert last.inputs[0] == last.outputs[0]
+    assert str(last.outputs[0].index[1]).endswith("+ 64")
+    after = x.copy()
+    after[:, 64:96] = y
+    same({"x0": after}, interpret(graph, made.values))
+
+
+def test_a_reshape_within_a_stick_is_a_copy() -> None:
+    made = Made()
+    a, x = made.numbers((24,), "float16")
+    b, y = made.numbers((4, 6), "float16")
+    out = made.b.map(lambda v, w: v + w, a.reshape((4, 6)), b, dtype="float16")
+    graph = outputs(made, out)
+    run_all(graph, *PASSES)
+    assert kinds(graph) == [OpKind.COPY, OpKind.MAP]
+    same({out.tensor.name: x.reshape(4, 6) + y}, interpret(graph, made.values))
+
+
+def test_a_flip_of_what_is_written_turns_the_label() -> None:
+    made = Made()
+    a, x = made.numbers((5, 64), "float16")
+    b, y = made.numbers((5, 64), "float16")
+    made.b.store(a.flip(0), b)
+    graph = made.b.graph
+    run_all(graph, *PASSES)
+    same({"x0": y[::-1]}, interpret(graph, made.values))
+    assert x.shape == y.shape
+
+
+def test_constants_are_cut_when_compiling() -> None:
+    made = Made()
+    a, x = made.numbers((4, 3), "float16")
+    data = np.arange(20, dtype=np.float32)
+    c = made.b.constant(data, "float16").slice(0, 1, 12).reshape((4, 3))
+    out = made.b.map(lambda v, w: v + w, a, c, dtype="float16")
+    graph = outputs(made, out)
+    run_all(graph, *PASSES)
+    assert len(graph.ops) == 1
+    same({out.tensor.name: x + data[1:13].reshape(4, 3)}, interpret(graph, made.values))
+
+
+def test_sizes_that_are_given_at_launch_pass() -> None:
+    b = GraphBuilder("sizes")
+    n = b.size_symbol("n", 1, 512, 100)
+    x = b.input("x", (n, 3, 64), "float16")
+    w = b.input("w", (64, 128), "float16")
+    y = b.copy(b.matmul(x, w), "float16")
+    (m,) = b.reduce(Combine.MAX, y, [2], keepdim=True)
+    out = b.map(lambda v, t: v - t, y, m, dtype="float16", compute="float32")
+    assert b.output(out) is not None
+    for run in PASSES:
+        run(b.graph, OPTIONS)
+    check(b.graph)
+    values = np.ones((5, 3, 64), np.float32)
+    shape = [5 if not isinstance(s, int) else s for s in b.graph.arguments[0].shape]
+    assert np.prod(shape) == values.size
+    found = interpret(b.graph, {"x": values.reshape(shape), "w": np.ones((64, 128))}, {"n": 5})
+    assert (found[out.tensor.name] == 0).all()
+
+
+def test_check_names_the_op_and_the_rule() -> None:
+    made = Made()
+    a, _ = made.numbers((4, 5))
+    out = made.b.map(lambda v: v + 1, a, dtype="float32")
+    graph = outputs(made, out)
+    check(graph)
+    (op,) = graph.ops
+    good = op.inputs[0]
+    op.inputs[0] = Access(good.tensor, (good.index[0], Affine(good.index[1].terms, 1)))  # type: ignore[union-attr]
+    with pytest.raises(CompileError, match=r"x0\[.*runs 1\.\.5 in a dim of 5"):
+        check(graph)
+    op.inputs[0] = good
+    graph.ops.insert(
+        0, Op(OpKind.MAP, "early", op.labels, [op.outputs[0]], [op.outputs[0]], op.body)
+    )
+    with pytest.raises(CompileError, match=r"early.*: reads .*, still unwritten"):
+        check(graph)
+    del graph.ops[0]
+    graph.ops.clear()
+    with pytest.raises(CompileError, match="not every element"):
+        check(graph)

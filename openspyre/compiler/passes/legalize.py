@@ -178,7 +178,7 @@ class _Legal:
         if illegal(self.graph, access) is None:
             return access
         tensor = access.tensor
-        if tensor.role is Role.CONST and not access.indirect:
+        if tensor.role is Role.CONST:
             return self.cut(op, access)
         bad = self.obstacles(access)
         if not bad:
@@ -291,28 +291,22 @@ class _Legal:
         """The window of a constant as a constant."""
         tensor = access.tensor
         assert tensor.data is not None
-        names = [n for n in op.labels if n in access.labels]
-        counts = [known(op.labels[n]) for n in names]
+        _, moved, (sizes, names), on = self.window(op, access, [], -1)
+        counts = [known(size) for size in sizes]
         if None in counts:
             raise self.unsupported(op, "a window of a constant whose size is given at launch")
-        grids = np.ix_(*(np.arange(n or 0) for n in counts))
+        grids = np.ix_(*(np.arange(n or 0) for n in counts)) if counts else ()
         at = []
-        for i in access.index:
+        for i in moved.index:
             assert isinstance(i, Affine)
             total = np.asarray(known(i.offset) or 0)
             for label, c in i.terms:
                 total = total + grids[names.index(label)] * (known(c) or 0)
             at.append(total)
         data = np.broadcast_to(tensor.data[tuple(at)], [n or 0 for n in counts])
-        place = tensor.place
-        assert place is not None
-        index = access.index[place.stick] if place.stick >= 0 else None
-        stick = len(names) - 1
-        if isinstance(index, Affine) and index.terms:
-            stick = names.index(min(index.terms, key=lambda t: abs(known(t[1]) or 1 << 62))[0])
-        made = self.temp([op.labels[n] for n in names], tensor.dtype, stick)
+        made = self.temp(sizes, tensor.dtype, self.stick_of(access, -1, (sizes, names), on))
         made.role, made.data = Role.CONST, np.ascontiguousarray(data)
-        return Access(made, tuple(label_index(n) for n in names))
+        return Access(made, on)
 
     # --- aliases
 
