@@ -48,8 +48,8 @@ class Symbols:
         bounds = env.var_to_range.get(symbol)
         low, high = 1, LARGEST
         if bounds is not None:
-            low = max(low, int(bounds.lower)) if bounds.lower.is_finite else low
-            high = min(high, int(bounds.upper)) if bounds.upper.is_finite else high
+            low = max(low, int(bounds.lower)) if bounds.lower.is_Integer else low
+            high = min(high, int(bounds.upper)) if bounds.upper.is_Integer else high
         hint = env.backed_var_to_val.get(symbol, low)
         self._found[name] = SizeSymbol(name, low, high, int(hint))
 
