@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import hypothesis
 import pytest
@@ -23,6 +23,25 @@ hypothesis.settings.register_profile(
     print_blob=True,
 )
 hypothesis.settings.load_profile("openspyre")
+
+@pytest.fixture(autouse=True)
+def _eager_way(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Eager operations are native in modules that say `NATIVE = True`. The other modules are about
+    what lies below the compiler (memory, copies, streams, the counted fallback), and would compile
+    thousands of small programs on their way."""
+    native = getattr(request.module, "NATIVE", None)
+    if native is None and "torch" not in sys.modules:
+        yield
+        return
+    import torch  # noqa: F401  loads the extension
+
+    from openspyre import _C
+
+    before = _C.native_enabled()
+    _C.native_set_enabled(bool(native))
+    yield
+    _C.native_set_enabled(before)
+
 
 RunPython = Callable[..., "subprocess.CompletedProcess[str]"]
 
