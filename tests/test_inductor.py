@@ -19,6 +19,7 @@ from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 
 DEVICE = "spyre"
+NATIVE = True
 
 
 @pytest.fixture(autouse=True)
