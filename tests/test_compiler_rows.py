@@ -172,6 +172,21 @@ def test_a_large_tensor_to_one_element_uses_all_cores(combine: Combine) -> None:
     assert program.queues[Unit.RING]
 
 
+def test_no_core_spans_more_of_a_tensor_than_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    from openspyre.compiler.schedule import common
+    from openspyre.program import verify_access
+
+    for module in (common, verify_access):
+        monkeypatch.setattr(module, "SPAN_LIMIT", 1 << 20)
+    b = new()
+    x = b.input("x", (700, 2500), "float32")
+    r, = b.reduce(Combine.SUM, x, [0, 1])  # fmt: skip
+    hold(outputs(b, r), cores=(32, 16), small=False, exact=False, rtol=1e-3, atol=1.0)
+    b = new()
+    y = b.map(lambda p: p + 1.0, b.input("x", (700, 2500), "float32"), dtype="float32")
+    hold(outputs(b, y), small=False)
+
+
 def test_sums_whose_first_dim_is_on_the_stick() -> None:
     """Each index of a stick has a lane of its own, so the dims after it can be cut."""
     for shape in ((40_000, 70), (300, 3000)):

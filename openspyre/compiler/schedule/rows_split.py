@@ -9,6 +9,9 @@ products of floats: those are split from MANY elements on. max, min, any, all an
 same bits either way and are split from FEW on. (argmax, argmin and welford hand on several values,
 which the ring does not join: they stay with one core.)
 
+Where a core's share of rows would span more of the tensor than a core may touch, the label on the
+stick is cut instead; a part then goes stick by stick, all other labels inside.
+
 Imports no torch.
 """
 
@@ -62,8 +65,9 @@ def wanted(kernel: Kernel, graph: Graph) -> bool:
     return _split(rows_plan.analyse(kernel, graph), op) is not None
 
 
-def _split(plan: Plan, op: Op) -> tuple[str, int] | None:
-    """(the label that is cut, the number of parts), or None when rows do better."""
+def _split(plan: Plan, op: Op) -> tuple[str, int, bool] | None:
+    """(the label that is cut, the number of parts, whether its sticks are gone through before all
+    other labels), or None when rows do better."""
     kept = 1
     for label, size in op.labels.items():
         if label not in op.reduced:
@@ -79,9 +83,27 @@ def _split(plan: Plan, op: Op) -> tuple[str, int] | None:
         tile[label] = min(unit, tile[label])
         moved = sum(box.bytes(tile) for box in plan.loads.values())
         if -(-whole[label] // unit) >= PARTS and moved <= 2 * rows_plan.TILE_BYTES:
-            return label, PARTS
+            if _reach(plan, {**whole, label: -(-whole[label] // PARTS)}) <= common.SPAN_LIMIT:
+                return label, PARTS, False
+            return _major(plan, op, whole)
         if not rows_plan.stepped(plan, label):
             return None
+    return None
+
+
+def _reach(plan: Plan, sizes: dict[str, int]) -> int:
+    """The longest span of an argument, in bytes, for so many indices of each label."""
+    return max(common.span_bytes(_access(b), sizes, plan.graph) for b in plan.loads.values())
+
+
+def _major(plan: Plan, op: Op, whole: dict[str, int]) -> tuple[str, int, bool] | None:
+    """The label on the stick, for a tensor of which a core must not touch rows everywhere."""
+    for label in op.reduced:
+        count = -(-whole[label] // plan.units.get(label, 1))
+        share = {**whole, label: -(-count // PARTS) * plan.units.get(label, 1)}
+        stepped = plan.units.get(label, 1) > 1 and rows_plan.stepped(plan, label)
+        if stepped and count >= PARTS and _reach(plan, share) <= common.SPAN_LIMIT:
+            return label, PARTS, True
     return None
 
 
@@ -100,11 +122,11 @@ def schedule(kernel: Kernel, graph: Graph, options: CompileOptions) -> Program:
     found = _split(plan, kernel.ops[0])
     if found is None:
         raise CompileError(f"{kernel.name}: no label to cut")
-    label, parts = found
+    label, parts, major = found
     cores = 1
     while cores * 2 <= min(options.most_cores, parts):
         cores *= 2
-    split = _Split(kernel, plan, options, label, parts, cores)
+    split = _Split(kernel, plan, options, (label, parts, major), cores)
     program = split.program()
     kernel.cores, kernel.splits, kernel.tile = cores, {label: cores}, dict(split.tile)
     kernel.lx_bytes = split.draft.used
@@ -120,10 +142,10 @@ class _Split:
         kernel: Kernel,
         plan: Plan,
         options: CompileOptions,
-        label: str,
-        parts: int,
+        cut: tuple[str, int, bool],
         cores: int,
     ) -> None:
+        label, parts, major = cut
         self.plan, self.label, self.parts, self.cores = plan, label, parts, cores
         self.op = kernel.ops[0]
         self.rest = kernel.ops[1:]
@@ -132,7 +154,9 @@ class _Split:
         self.each = parts // cores  # parts of a core
         self.number: Expr = Var(common.digit(label)) if cores > 1 else Const(0)
         at = self.op.reduced.index(label)
-        self.before = self.op.reduced[:at]
+        self.before = () if major else self.op.reduced[:at]
+        others = [n for n in self.op.reduced if n != label]
+        self.after = others[0] if major and others else None
         self.tile = {n: plan.graph.hint(s) for n, s in plan.sizes.items()}
         self.tile |= {n: plan.units.get(n, 1) for n in self.before}
         read = {key_of(a) for a in self.op.inputs}
@@ -174,6 +198,14 @@ class _Split:
             tile = {**self.tile, self.label: units * unit}
             return sum(b.bytes(tile) for b in self.streamed.values())
 
+        if self.after is not None:
+            size = self.tile[self.after]
+            self.tile[self.label] = unit
+            self.tile[self.after] = 1
+            one = sum(b.bytes(self.tile) for b in self.streamed.values())
+            each = self.plan.units.get(self.after, 1)
+            self.tile[self.after] = min(size, max(1, rows_plan.TILE_BYTES // one // each) * each)
+            return
         count = min(count, max(1, rows_plan.TILE_BYTES // moved(1)))
         while count > 1 and moved(count) > rows_plan.TILE_BYTES:
             count = -(-count // 2)
@@ -224,6 +256,11 @@ class _Split:
         longest = -(-(_padded(self.plan, label) // unit) // self.parts) * unit
         most = -(-longest // self.tile[label])
         step = step * most + spans[label].step
+        if self.after is not None:
+            size, each = expr(self.plan.sizes[self.after]), self.tile[self.after]
+            spans[self.after] = stack.enter_context(builder.tiles(f"at_{self.after}", size, each))
+            step = step * ceil_div(size, each) + spans[self.after].step
+            count *= -(-(known(self.plan.sizes[self.after]) or 1) // each)
         return spans, local * (count * most) + step, step
 
     def _first(self) -> AbstractContextManager[Expr]:
