@@ -35,7 +35,6 @@ from openspyre.compiler.graph import (
     Access,
     Affine,
     Alias,
-    Alias,
     Graph,
     Indirect,
     Op,
@@ -308,8 +307,6 @@ def region_to_bytes(region: Region) -> bytes:
         if tensor.place is not None:
             row["strides"] = [_size_out(s) for s in tensor.place.strides]
             row["stick"] = tensor.place.stick
-        if tensor.alias is not None:
-            row["alias"] = [numbers[id(tensor.alias.of)], _size_out(tensor.alias.offset)]
         if tensor.data is not None:
             data = np.ascontiguousarray(tensor.data)
             row["data"] = [data.dtype.str, list(data.shape), blob(data.tobytes())]
@@ -348,10 +345,6 @@ def region_from_bytes(data: bytes) -> Region:
         graph.tensors.append(
             Tensor(row["name"], shape, row["dtype"], Role(row["role"]), place, values)
         )
-    for row, tensor in zip(head["tensors"], graph.tensors, strict=True):
-        if "alias" in row:
-            of, offset = row["alias"]
-            tensor.alias = Alias(graph.tensors[of], (), _size_in(offset))
     for tensor, row in zip(graph.tensors, head["tensors"], strict=True):
         if "alias" in row:
             number, offset = row["alias"]

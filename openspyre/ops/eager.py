@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import torch
+from torch._prims_common import compute_elementwise_output_strides
 
 from openspyre import _C
 from openspyre.compiler import cache, launch
@@ -39,6 +40,16 @@ TENSOR, OUTPUT, CONSTANT, TEMP = range(4)
 """What a launch argument is: csrc/torch/native_ops.cpp Recipe::From."""
 SEED, OFFSET = -1, -2
 """A symbol that comes from the generator."""
+
+
+_TURNED = frozenset(
+    (
+        "_scaled_dot_product_flash_attention_for_cpu",
+        "_scaled_dot_product_fused_attention_overrideable",
+        "_scaled_dot_product_efficient_attention", "linalg_qr", "linalg_svd", "geqrf",
+    )
+)  # fmt: skip
+"""Operations that give other strides than contiguous ones for contiguous operands."""
 
 
 class Declined(Exception):
@@ -225,7 +236,11 @@ class _Call:
 
     def meta(self) -> tuple[Any, dict[int, torch.Tensor]]:
         """The results of the operation on meta tensors, and the meta tensor of each argument by
-        its position among `tensors`. Declined where PyTorch raises."""
+        its position among `tensors`. Declined where PyTorch raises.
+
+        For calls out of the ordinary only: most meta kernels are Python functions whose first call
+        imports torch._dynamo, seconds of work.
+        """
         made: dict[int, torch.Tensor] = {}
         by_identity: dict[Any, torch.Tensor] = {}
 
@@ -274,51 +289,49 @@ class _Call:
         resolved = registry.resolve(self.op)
         if not resolved.lowered:
             raise Unsupported(self.name, "the operation", "it has no lowering")
-        results, twins = self.meta()
-        for index, twin in twins.items():
-            if twin.shape != self.tensors[index].shape:
-                raise Declined("it resizes its out= tensor")
-        fresh, returns = self._fresh(results)
         written = self._written(resolved)
-        sized = [t.numel() for t in fresh] + [self.tensors[i].numel() for i in written]
-        if not any(sized):
-            outputs = [_Output(tuple(t.shape), tuple(t.stride()), _name(t.dtype)) for t in fresh]
-            return _recipe_of(outputs, returns)
-        if not all(sized) or any(t.numel() == 0 for t in self.tensors):
-            raise Declined("tensors without elements")
+        if any(t.numel() == 0 for t in self.tensors):
+            return self._empty(written)
         while True:
             try:
-                return self._compiled(resolved, fresh, returns, written)
+                return self._compiled(resolved, written)
             except registry.NeedsConstant as need:
                 number = int(need.symbol.removeprefix("s")) if need.symbol[1:].isdigit() else -1
                 if number < 0 or number in self.constants:
                     raise CompileError(f"{self.name}: {need}") from None
                 self.constants.add(number)
 
-    def _fresh(self, results: Any) -> tuple[list[torch.Tensor], list[int | list[int]]]:
-        """The new tensors among the results (as meta tensors), and which of them each new return
-        value is: a number, -1 for None, a list."""
-        schema = self.op._schema.returns
-        values = list(results) if len(schema) > 1 else [results] if schema else []
-        fresh: list[torch.Tensor] = []
-        returns: list[int | list[int]] = []
+    def _empty(self, written: Sequence[int]) -> Recipe:
+        """A call with tensors that have no elements: nothing is launched if no result has any."""
+        results, twins = self.meta()
+        for index, twin in twins.items():
+            if twin.shape != self.tensors[index].shape:
+                raise Declined("it resizes its out= tensor")
+        outputs: list[_Output] = []
 
         def note(value: Any) -> int:
             if value is None:
                 return -1
-            if not isinstance(value, torch.Tensor):
-                raise Declined("a result that is no tensor")
-            fresh.append(value)
-            return len(fresh) - 1
+            if not isinstance(value, torch.Tensor) or value.numel():
+                raise Declined("elements made of none")
+            outputs.append(_Output(tuple(value.shape), tuple(value.stride()), _name(value.dtype)))
+            return len(outputs) - 1
 
+        if any(self.tensors[i].numel() for i in written):
+            raise Declined("elements made of none")
+        return _recipe_of(outputs, self._returns(results, note))
+
+    def _returns(self, results: Any, note: Callable[[Any], int]) -> list[int | list[int]]:
+        """For each return value of the operation that is new: its output by `note`, or a list."""
+        schema = self.op._schema.returns
+        values = list(results) if len(schema) > 1 else [results] if schema else []
+        returns: list[int | list[int]] = []
         for value, described in zip(values, schema, strict=True):
             if described.alias_info is not None and described.alias_info.is_write:
                 continue
-            if isinstance(value, (list, tuple)):
-                returns.append([note(item) for item in value])
-            else:
-                returns.append(note(value))
-        return fresh, returns
+            listed = isinstance(value, (list, tuple))
+            returns.append([note(item) for item in value] if listed else note(value))
+        return returns
 
     def _written(self, resolved: registry.Resolved) -> list[int]:
         """The numbers of the tensors that are written, in the order of `resolved.written`."""
@@ -338,33 +351,70 @@ class _Call:
                 return slot
         raise CompileError(f"{self.name} has no argument {name}")
 
-    def _compiled(
-        self,
-        resolved: registry.Resolved,
-        fresh: Sequence[torch.Tensor],
-        returns: list[int | list[int]],
-        written: Sequence[int],
-    ) -> Recipe:
+    def _compiled(self, resolved: registry.Resolved, written: Sequence[int]) -> Recipe:
         plan = _Plan(GraphBuilder(_short(self.name), self.mode))
         b = plan.builder
         arguments = [self._bound(tensor) for tensor in self.tensors]
         self._check_overlap(arguments, written)
         skipped = set(resolved.written) if resolved.out else set()
         inputs = self._inputs(b, plan, arguments, skipped)
-        values = self._lowered(b, resolved, inputs, plan)
-        if len(values) < len(fresh) + len(written):
-            values = values + [None] * (len(fresh) + len(written) - len(values))
-        if written:
-            picked = self._stored_values(resolved, values)
-            for index, value in zip(written, picked, strict=True):
-                self._store(plan, arguments, index, value, inputs)
-        else:
-            for twin, value in zip(fresh, values, strict=True):
-                self._give(plan, twin, value)
-        options = CompileOptions(_card(), self.mode)
-        key, region = cache.compiled(b.graph, options)
+        made = self._lowered(b, resolved, inputs, plan)
+        views = [v for v in _flat(made) if isinstance(v, View)]
+        if any(v.numel == 0 for v in views):
+            return self._empty(written)
+        stored: list[Any] = []
+        if resolved.per_element and written:
+            stored = list(made)
+        elif written:
+            results = list(made) if isinstance(made, (tuple, list)) else [made]
+            stored = [results[r] for r in resolved.results]
+            made = tuple(v for n, v in enumerate(results) if n not in resolved.results)
+            made = made[0] if len(made) == 1 else made
+        for index, value in zip(written, stored, strict=True):
+            self._store(plan, arguments, index, value)
+        strides = self._strides(made)
+
+        def note(value: Any) -> int:
+            if value is None:
+                return -1
+            if not isinstance(value, View):
+                raise Declined("a result that is no tensor")
+            number = len(plan.outputs)
+            sizes, steps = strides[id(value)]
+            self._emit(plan, _Output(sizes, steps, value.dtype), value)
+            return number
+
+        fresh = any(
+            r.alias_info is None or not r.alias_info.is_write for r in self.op._schema.returns
+        )
+        returns = self._returns(made, note) if fresh else []
+        key, region = cache.compiled(b.graph, CompileOptions(_card(), self.mode))
         loaded = launch.loaded(key, region, self.device)
         return self._finished(plan, loaded, arguments, returns, written)
+
+    def _strides(self, made: Any) -> dict[int, tuple[tuple[int, ...], tuple[int, ...]]]:
+        """Sizes and strides of the new results, by the identity of their views, as PyTorch's
+        kernels choose them: contiguous; elementwise operations keep the order of their operands;
+        for what else there is its meta kernel says."""
+        views = [v for v in _flat(made) if isinstance(v, View)]
+        if not views:
+            return {}
+        sizes = [tuple(_known(s) for s in v.shape) for v in views]
+        usual = [contiguous_strides(n) for n in sizes]
+        if all(t.is_contiguous() for t in self.tensors) and _short(self.name) not in _TURNED:
+            return {id(v): (n, s) for v, n, s in zip(views, sizes, usual, strict=True)}
+        if torch.Tag.pointwise in self.op.tags and len(views) == 1:
+            strides = compute_elementwise_output_strides(
+                *(t.expand(sizes[0]) for t in self.tensors)
+            )
+            return {id(views[0]): (sizes[0], tuple(int(s) for s in strides))}
+        twins = [t for t in _flat(self.meta()[0]) if isinstance(t, torch.Tensor)]
+        if [tuple(t.shape) for t in twins] != sizes:
+            raise CompileError(
+                f"{self.name}: the lowering gives {sizes}, PyTorch"
+                f" {[tuple(t.shape) for t in twins]}"
+            )
+        return {id(v): (n, tuple(t.stride())) for v, n, t in zip(views, sizes, twins, strict=True)}
 
     def _bound(self, tensor: torch.Tensor) -> _Argument:
         dense = bind_view(
@@ -431,8 +481,8 @@ class _Call:
 
     def _lowered(
         self, b: GraphBuilder, resolved: registry.Resolved, inputs: Sequence[Any], plan: _Plan
-    ) -> list[Any]:
-        """The functional operation's results, lists and tuples flattened."""
+    ) -> Any:
+        """The functional operation's results."""
         functional = registry.overload(resolved.name)
         names = {a.name for a in functional._schema.arguments}
         kwargs = {
@@ -451,26 +501,18 @@ class _Call:
                 raise CompileError(f"{self.name}: a symbolic number of draws")
             plan.draws = draws
             kwargs |= {"seed": b.scalar("seed", 0), "offset": b.scalar("offset", 0)}
-        made = registry.lower_op(b, resolved.name, (), kwargs)
-        return _flat(made)
+        try:
+            return registry.lower_op(b, resolved.name, (), kwargs)
+        except (ValueError, IndexError, TypeError, ZeroDivisionError):
+            self.meta()  # raises Declined where PyTorch raises
+            raise
 
     def _out_dtype(self, resolved: registry.Resolved) -> str:
         slot = self._slot_of(resolved.written[0])
         assert isinstance(slot, _TensorAt)
         return _name(self.tensors[slot.index].dtype)
 
-    def _stored_values(self, resolved: registry.Resolved, values: Sequence[Any]) -> list[Any]:
-        if resolved.per_element:
-            slots = self._slot_of(resolved.written[0])
-            return list(values[: len(slots)])
-        return [values[r] for r in resolved.results]
-
     # --- results
-
-    def _give(self, plan: _Plan, twin: torch.Tensor, value: Any) -> None:
-        """A new result: the tensor of `value` becomes it where it lies right, else it is copied."""
-        sizes, strides = tuple(twin.shape), tuple(twin.stride())
-        self._emit(plan, _Output(sizes, strides, _name(twin.dtype)), value)
 
     def _emit(self, plan: _Plan, output: _Output, value: Any) -> None:
         if not isinstance(value, View):
@@ -531,18 +573,26 @@ class _Call:
         arguments: Sequence[_Argument],
         index: int,
         value: Any,
-        inputs: Sequence[Any],
     ) -> None:
-        """`value` into the argument number `index`."""
+        """`value` into the argument number `index`. Declined where PyTorch resizes or raises."""
         if not isinstance(value, View):
             raise CompileError(f"{self.name}: a result is {type(value).__name__}")
         argument = arguments[index]
         tensor, bound = argument.tensor, argument.bound
         sizes = tuple(tensor.shape)
         if tuple(value.shape) != sizes:
-            value = value.expand(sizes)
+            raise Declined(f"a result of shape {tuple(value.shape)} for a tensor of {sizes}")
+        if not torch.can_cast(getattr(torch, value.dtype), tensor.dtype):
+            raise Declined(f"a result of {value.dtype} for a tensor of {argument.dtype}")
         key = _identity(tensor)
         readers = [a for a in arguments if a.view is not None and _identity(a.tensor) == key]
+        held = readers[0].view.tensor if readers and readers[0].view is not None else None
+        if (
+            held is not None and value.tensor is not held and not plan.builder.graph.readers(held)
+        ):  # only its shape was asked for
+            plan.builder.graph.tensors.remove(held)
+            del plan.sources[held.name]
+            readers = []
         direct = bound is not None and bound.whole_sticks
         if direct and not readers:
             layout, _, origin = _facts(tensor)
@@ -577,14 +627,20 @@ class _Call:
             recipe["run"] = _Runner(plan, loaded, dense)
             return recipe
         for tensor in single.tensors:
-            if tensor.name in loaded.constants:
-                recipe["arguments"].append((CONSTANT, len(recipe["constants"]), 0))
-                recipe["constants"].append(loaded.constants[tensor.name])
-            elif tensor.name in loaded.temps:
-                recipe["arguments"].append((TEMP, 0, loaded.temps[tensor.name]))
+            name, more = tensor.memory.name, 0
+            if tensor.alias is not None:
+                assert isinstance(tensor.alias.offset, int)
+                more = tensor.alias.offset
+            if name in loaded.constants:
+                recipe["arguments"].append((CONSTANT, len(recipe["constants"]), more))
+                recipe["constants"].append(loaded.constants[name])
+            elif name in loaded.temps:
+                recipe["arguments"].append((TEMP, 0, loaded.temps[name] + more))
             else:
-                kind, index, bound = plan.sources[tensor.name]
-                recipe["arguments"].append((kind, index, bound.offset))
+                kind, index, bound = plan.sources[name]
+                # A tensor of the call begins where its binding says.
+                recipe["arguments"].append((kind, index, more))
+                assert kind == TENSOR or bound.offset == 0
         recipe["plan"] = single.plan._native
         recipe["keep"] = loaded
         recipe["temp_bytes"] = loaded.temp_bytes
@@ -734,6 +790,11 @@ def _extents_meet(a: torch.Tensor, b: torch.Tensor) -> bool:
 
     (a_low, a_high), (b_low, b_high) = span(a), span(b)
     return a_low < b_high and b_low < a_high
+
+
+def _known(size: Any) -> int:
+    assert isinstance(size, int)
+    return size
 
 
 def _product(values: Sequence[int]) -> int:
