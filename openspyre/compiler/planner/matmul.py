@@ -29,8 +29,9 @@ RECEIVED_NS = 1e-4
 """A byte that one core more receives: nothing on the model's clock, but not for free."""
 PORT = 0.1
 """Weight of the LX port's time among equals: large tiles read less often."""
-TOGETHER = 6
-"""Exponent of `_together`; fitted to the timing model (tests/test_compiler_matmul_plan.py)."""
+TOGETHER = 2
+"""Exponent of `_together` for each slot of an input; fitted to the timing model
+(tests/test_compiler_matmul_plan.py)."""
 MOST_SLOTS = 4
 """Slots of an input, where LX has room."""
 SPLITS = 2
@@ -511,7 +512,13 @@ class _Search:
         if grid.depth > 1:
             last += rates.ring(acc * grid.depth) + rates.lx(2 * acc)
         loaded = max(dram - (dram - rates.dram(eased, 0)) / outs, stream)
-        busy = _together(loaded + pt / (outs * n_k) + turned, chain + first, sfu, rates.lx(port))
+        busy = _together(
+            TOGETHER * ahead,
+            loaded + pt / (outs * n_k) + turned,
+            chain + first,
+            sfu,
+            rates.lx(port),
+        )
         time = busy + last
         tasks = outs * (2 * n_k + 3) + loads_a + loads_b
         read = self.whole[id(self.from_a)] * again_a + self.whole[id(self.from_b)] * again_b
@@ -553,11 +560,11 @@ def band_size(size: int, unit: int, depth: int) -> int:
     return min(-(-units // depth) * unit, size)
 
 
-def _together(*times: float) -> float:
+def _together(exponent: int, *times: float) -> float:
     """The time of servers that work at once: that of the busiest, and more where others are
     nearly as busy, since each waits for the others now and then."""
     most = max(times)
-    return most * sum((time / most) ** TOGETHER for time in times) ** (1 / TOGETHER)
+    return most * sum((time / most) ** exponent for time in times) ** (1 / exponent)
 
 
 def _up(size: int, unit: int) -> int:
