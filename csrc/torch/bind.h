@@ -35,6 +35,7 @@ void bind_program(py::module_& m);
 void bind_plan(py::module_& m);
 void bind_facts(py::module_& m);
 void bind_native(py::module_& m);
+void bind_element_copy(py::module_& m);
 
 // Names of enumerators. Parsing ignores case, '_', '-' and ' '; an unknown name throws
 // py::value_error naming the field, the value and the choices.

@@ -11,6 +11,7 @@
 #include "torch/copy.h"
 #include "torch/fallback.h"
 #include "torch/host_compute.h"
+#include "torch/native_ops.h"
 
 namespace openspyre::device {
 namespace {
@@ -21,6 +22,10 @@ using at::Tensor;
 Tensor convolution(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
                    IntArrayRef stride, IntArrayRef padding, IntArrayRef dilation, bool transposed,
                    IntArrayRef output_padding, int64_t groups) {
+  if (auto results = call_native(
+          "aten::convolution_overrideable", "",
+          {input, weight, bias, stride, padding, dilation, transposed, output_padding, groups}))
+    return (*results)[0].toTensor();
   const Tensor offset = bias.value_or(Tensor());
   FallbackScope scope("aten::convolution_overrideable", {input, weight, offset});
   const HostCompute host({input, weight, offset}, "aten::convolution_overrideable", scope);
@@ -35,6 +40,10 @@ std::tuple<Tensor, Tensor, Tensor> convolution_backward(const Tensor& gradient, 
                                                         bool transposed, IntArrayRef output_padding,
                                                         int64_t groups,
                                                         std::array<bool, 3> output_mask) {
+  if (auto results = call_native("aten::convolution_backward_overrideable", "",
+                                 {gradient, input, weight, stride, padding, dilation, transposed,
+                                  output_padding, groups, output_mask}))
+    return {(*results)[0].toTensor(), (*results)[1].toTensor(), (*results)[2].toTensor()};
   FallbackScope scope("aten::convolution_backward_overrideable", {gradient, input, weight});
   const HostCompute host({gradient, input, weight}, "aten::convolution_backward_overrideable",
                          scope);

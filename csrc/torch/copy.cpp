@@ -19,6 +19,7 @@
 #include "torch/fallback.h"
 #include "torch/footprint.h"
 #include "torch/host_allocator.h"
+#include "torch/native_ops.h"
 #include "torch/op_scope.h"
 
 // Three kinds of access to a storage:
@@ -316,6 +317,7 @@ at::Tensor copy_from(const at::Tensor& self, const at::Tensor& dst, bool non_blo
   }
   if (src.is_privateuseone() && dst.is_privateuseone()) {
     // A cast on the card is a computation.
+    if (!lazy && call_native("aten::copy_", "", {dst, src, non_blocking})) return dst;
     FallbackScope scope("aten::copy_", {src});
     scope.moved_to_device(dst);
     const at::Tensor host = to_host(src).resolve_conj().resolve_neg().to(dst.scalar_type());

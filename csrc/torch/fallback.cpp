@@ -549,6 +549,8 @@ TORCH_LIBRARY_IMPL(_, SparsePrivateUse1, m) { m.fallback(sparse()); }
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   // Composite forms that list the devices they know and refuse this one.
   m.impl("mode.values", dense());
+  // Composite forms that take many steps where one program does it.
+  for (const char* name : {"native_layer_norm", "native_group_norm"}) m.impl(name, dense());
   // Composite forms whose steps overflow in 16 bits, where the whole is computed in float32.
   for (const char* name : {"soft_margin_loss", "soft_margin_loss.out", "soft_margin_loss_backward",
                            "soft_margin_loss_backward.grad_input"}) {

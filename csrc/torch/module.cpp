@@ -22,4 +22,5 @@ PYBIND11_MODULE(_C, m) {
   bind_plan(m);
   bind_facts(m);
   bind_native(m);
+  bind_element_copy(m);
 }

@@ -56,7 +56,7 @@ struct Recipe {
   struct Argument {
     From from;
     int index;
-    int64_t offset;  // bytes; of a Tensor: the binding's
+    int64_t offset;  // bytes; of a Tensor: beyond the binding's
   };
   struct Output {
     std::vector<int64_t> sizes, strides;
@@ -464,7 +464,7 @@ std::vector<at::Tensor> launch(const Recipe& recipe, const Call& call,
     switch (argument.from) {
       case Recipe::From::Tensor:
         tensors.push_back(call.tensors[index]);
-        places.back() = offsets[index];
+        places.back() += offsets[index];
         break;
       case Recipe::From::Output:
         tensors.push_back(outputs[index]);

@@ -33,6 +33,7 @@
 #include "torch/dtypes.h"
 #include "torch/fallback.h"
 #include "torch/generator.h"
+#include "torch/native_ops.h"
 
 namespace openspyre::device {
 namespace {
@@ -246,11 +247,18 @@ void draw_normal(const char* op, const Tensor& self, const MaybeGenerator& gener
   scope.moved_to_device(self);
 }
 
+// Whether the card draws: the same numbers from the same place of the generator's sequence, but for
+// roundings. Arguments have been checked.
+bool on_card(const char* name, const char* overload, torch::jit::Stack arguments) {
+  return call_native(name, overload, std::move(arguments)).has_value();
+}
+
 // ---- Kernels in the form that DistributionTemplates.h calls after its checks ------------------
 
 template <class>
 struct NormalKernel {
   void operator()(const Tensor& self, double mean, double std, const MaybeGenerator& gen) const {
+    if (on_card("aten::normal_", "", {self, mean, std, gen})) return;
     draw_normal("aten::normal_", self, gen, [=](double x) { return x * std + mean; });
   }
 };
@@ -259,6 +267,7 @@ template <class>
 struct LogNormalKernel {
   void operator()(at::TensorIterator& iter, double mean, double std,
                   const MaybeGenerator& gen) const {
+    if (on_card("aten::log_normal_", "", {iter.tensor(0), mean, std, gen})) return;
     draw_normal("aten::log_normal_", iter.tensor(0), gen,
                 [=](double x) { return std::exp(x * std + mean); });
   }
@@ -269,6 +278,7 @@ struct UniformKernel {
   void operator()(at::TensorIterator& iter, double from, double to,
                   const MaybeGenerator& gen) const {
     const Tensor& self = iter.tensor(0);
+    if (on_card("aten::uniform_", "", {self, from, to, gen})) return;
     const int bits = exact_bits(self.scalar_type());
     struct Draw {
       double from, to;
@@ -290,6 +300,7 @@ struct UniformKernel {
 template <class>
 struct ExponentialKernel {
   void operator()(at::TensorIterator& iter, double lambda, const MaybeGenerator& gen) const {
+    if (on_card("aten::exponential_", "", {iter.tensor(0), lambda, gen})) return;
     draw_floating("aten::exponential_", iter.tensor(0), gen,
                   [=](auto word) { return -std::log(open_unit(word)) / lambda; });
   }
@@ -299,6 +310,7 @@ template <class>
 struct CauchyKernel {
   void operator()(at::TensorIterator& iter, double median, double sigma,
                   const MaybeGenerator& gen) const {
+    if (on_card("aten::cauchy_", "", {iter.tensor(0), median, sigma, gen})) return;
     draw_floating("aten::cauchy_", iter.tensor(0), gen, [=](auto word) {
       return median + sigma * std::tan(std::numbers::pi * (open_unit(word) - 0.5));
     });
@@ -308,6 +320,7 @@ struct CauchyKernel {
 template <class>
 struct GeometricKernel {
   void operator()(at::TensorIterator& iter, double p, const MaybeGenerator& gen) const {
+    if (on_card("aten::geometric_", "", {iter.tensor(0), p, gen})) return;
     const double scale = 1.0 / std::log1p(-p);
     draw_any("aten::geometric_", iter.tensor(0), gen, [=](uint32_t word) {
       return std::max(1.0, std::ceil(std::log(open_unit(word)) * scale));
@@ -355,6 +368,11 @@ template <class>
 struct RandomFromToKernel {
   void operator()(at::TensorIterator& iter, uint64_t range, int64_t base,
                   const MaybeGenerator& gen) const {
+    int64_t end = 0;
+    if (range < uint64_t{1} << 63 &&
+        !__builtin_add_overflow(base, static_cast<int64_t>(range), &end) &&
+        on_card("aten::random_", "from", {iter.tensor(0), base, end, gen}))
+      return;
     draw_range("aten::random_.from", iter.tensor(0), range, base, gen);
   }
   void operator()(at::TensorIterator& iter, const MaybeGenerator& gen) const {
@@ -370,6 +388,7 @@ struct RandomKernel {
   void operator()(at::TensorIterator& iter, const MaybeGenerator& gen) const {
     // [0, largest value], and for floating dtypes [0, 2^digits]: every integer is exact there.
     const Tensor& self = iter.tensor(0);
+    if (on_card("aten::random_", "", {self, gen})) return;
     uint64_t range = 0;
     AT_DISPATCH_V2(self.scalar_type(), "random_", AT_WRAP([&] {
                      if constexpr (std::is_same_v<scalar_t, bool>) {
@@ -389,6 +408,7 @@ struct RandomKernel {
 template <class>
 struct BernoulliScalarKernel {
   void operator()(const Tensor& self, double p, const MaybeGenerator& gen) const {
+    if (on_card("aten::bernoulli_", "float", {self, p, gen})) return;
     draw_any("aten::bernoulli_.float", self, gen,
              [=](uint32_t word) { return open_unit(word) < p ? 1.0 : 0.0; });
   }
@@ -606,6 +626,8 @@ Tensor& multinomial_out(const Tensor& self, int64_t samples, bool replacement, M
 std::tuple<Tensor, Tensor> native_dropout(const Tensor& input, double p,
                                           std::optional<bool> train) {
   TORCH_CHECK(0 <= p && p <= 1, "dropout probability has to be between 0 and 1, but got ", p);
+  if (auto results = call_native("aten::native_dropout", "", {input, p, train}))
+    return {(*results)[0].toTensor(), (*results)[1].toTensor()};
   FallbackScope scope("aten::native_dropout", {input});
   Tensor mask = at::empty(input.sizes(), at::TensorOptions().dtype(at::kBool));
   const bool drop = train.value_or(true);
