@@ -515,6 +515,7 @@ class Configuration:
     initial_device: int
     fallback: str
     eager: str
+    strict: bool
     isa: str
     allow_tiled_launch: bool
 
@@ -613,6 +614,7 @@ def configuration(environ: Mapping[str, str] | None = None) -> Configuration:
     upstream_tiled: bool = get("SPYRE_ALLOW_TILED_LAUNCH")
     fallback: str = get("OPENSPYRE_FALLBACK")
     eager: str = get("OPENSPYRE_EAGER")
+    strict: bool = get("OPENSPYRE_STRICT")
     isa: str = get("OPENSPYRE_ISA")
     return Configuration(
         devices=() if errors else tuple(device(where) for where in selection.devices),
@@ -627,6 +629,7 @@ def configuration(environ: Mapping[str, str] | None = None) -> Configuration:
         initial_device=rank,
         fallback=fallback,
         eager=eager,
+        strict=strict,
         isa=isa,
         allow_tiled_launch=upstream_tiled if tiled is None else tiled,
     )
