@@ -11,6 +11,7 @@
 #include "torch/current.h"
 #include "torch/fallback.h"
 #include "torch/host_compute.h"
+#include "torch/native_ops.h"
 
 namespace openspyre::device {
 namespace {
@@ -39,15 +40,18 @@ Tensor scaled(const Tensor& values, const Tensor& scale, int64_t dim) {
 Tensor scaled_mm(const Tensor& self, const Tensor& mat2, const Tensor& scale_a,
                  const Tensor& scale_b, const std::optional<Tensor>& bias,
                  const std::optional<Tensor>& scale_result, std::optional<at::ScalarType> out_dtype,
-                 bool /*use_fast_accum*/) {
+                 bool use_fast_accum) {
   constexpr const char* kOp = "aten::_scaled_mm";
-  FallbackScope scope(kOp, {self, mat2, scale_a, scale_b, bias.value_or(Tensor()),
-                            scale_result.value_or(Tensor())});
   TORCH_CHECK(self.dim() == 2 && mat2.dim() == 2 && self.size(1) == mat2.size(0), kOp,
               ": the operands must be [M, K] and [K, N], but got ", describe(self), " and ",
               describe(mat2));
   TORCH_CHECK(c10::isFloat8Type(self.scalar_type()) && c10::isFloat8Type(mat2.scalar_type()), kOp,
               ": the operands must be float8, but got ", describe(self), " and ", describe(mat2));
+  if (auto results = call_native(
+          kOp, "", {self, mat2, scale_a, scale_b, bias, scale_result, out_dtype, use_fast_accum}))
+    return (*results)[0].toTensor();
+  FallbackScope scope(kOp, {self, mat2, scale_a, scale_b, bias.value_or(Tensor()),
+                            scale_result.value_or(Tensor())});
   const HostCompute quiet({self}, kOp, scope);  // the host's work unseen by autograd and autocast
   const auto fetch = [&](const Tensor& tensor) {
     TORCH_CHECK(tensor.device() == self.device(),
