@@ -290,16 +290,48 @@ class _Call:
         if not resolved.lowered:
             raise Unsupported(self.name, "the operation", "it has no lowering")
         written = self._written(resolved)
-        if any(t.numel() == 0 for t in self.tensors):
+        outs = set(written) if resolved.out else set()
+        if any(t.numel() == 0 for n, t in enumerate(self.tensors) if n not in outs):
             return self._empty(written)
+        make = self._compiled
+        if any(self.tensors[n].numel() == 0 for n in outs):
+            make = self._resizing
         while True:
             try:
-                return self._compiled(resolved, written)
+                return make(resolved, written)
             except registry.NeedsConstant as need:
                 number = int(need.symbol.removeprefix("s")) if need.symbol[1:].isdigit() else -1
                 if number < 0 or number in self.constants:
                     raise CompileError(f"{self.name}: {need}") from None
                 self.constants.add(number)
+
+    def _resizing(self, resolved: registry.Resolved, written: Sequence[int]) -> Recipe:
+        """An out= call whose outs have no elements yet, as most composite operations of PyTorch
+        make them: they get the result's sizes and strides, then the call is made once more."""
+        plan = _Plan(GraphBuilder(_short(self.name), self.mode))
+        operands = {n: t for n, t in enumerate(self.tensors) if n not in written}
+        # The outs are no inputs of the lowering: nobody looks at what stands in their place.
+        arguments = [
+            self._bound(operands.get(n, self.tensors[written[0]].new_empty(1)))
+            for n in range(len(self.tensors))
+        ]
+        inputs = self._inputs(plan.builder, plan, arguments, set(resolved.written))
+        made = self._lowered(plan.builder, resolved, inputs, plan)
+        results = list(made) if isinstance(made, (tuple, list)) else [made]
+        stored = results if resolved.per_element else [results[r] for r in resolved.results]
+        if any(value.numel == 0 for value in stored):
+            return self._empty(written)
+        strides = self._strides(stored, list(operands.values()))
+        sizes: list[tuple[int, tuple[int, ...], tuple[int, ...]]] = []
+        for index, value in zip(written, stored, strict=True):
+            tensor = self.tensors[index]
+            if tensor.numel() == 0:
+                sizes.append((index, *strides[id(value)]))
+            elif tuple(tensor.shape) != tuple(value.shape):
+                raise Declined(f"a result of shape {value.shape} for a tensor of {tensor.shape}")
+        recipe = _recipe_of([], [])
+        recipe["run"] = _Resizer(self, sizes)
+        return recipe
 
     def _empty(self, written: Sequence[int]) -> Recipe:
         """A call with tensors that have no elements: nothing is launched if no result has any."""
@@ -372,7 +404,7 @@ class _Call:
             made = made[0] if len(made) == 1 else made
         for index, value in zip(written, stored, strict=True):
             self._store(plan, arguments, index, value)
-        strides = self._strides(made)
+        strides = self._strides(made, self.tensors)
 
         def note(value: Any) -> int:
             if value is None:
@@ -392,21 +424,21 @@ class _Call:
         loaded = launch.loaded(key, region, self.device)
         return self._finished(plan, loaded, arguments, returns, written)
 
-    def _strides(self, made: Any) -> dict[int, tuple[tuple[int, ...], tuple[int, ...]]]:
+    def _strides(
+        self, made: Any, operands: Sequence[torch.Tensor]
+    ) -> dict[int, tuple[tuple[int, ...], tuple[int, ...]]]:
         """Sizes and strides of the new results, by the identity of their views, as PyTorch's
-        kernels choose them: contiguous; elementwise operations keep the order of their operands;
+        kernels choose them: contiguous; elementwise operations keep the order of their `operands`;
         for what else there is its meta kernel says."""
         views = [v for v in _flat(made) if isinstance(v, View)]
         if not views:
             return {}
         sizes = [tuple(_known(s) for s in v.shape) for v in views]
         usual = [contiguous_strides(n) for n in sizes]
-        if all(t.is_contiguous() for t in self.tensors) and _short(self.name) not in _TURNED:
+        if all(t.is_contiguous() for t in operands) and _short(self.name) not in _TURNED:
             return {id(v): (n, s) for v, n, s in zip(views, sizes, usual, strict=True)}
         if torch.Tag.pointwise in self.op.tags and len(views) == 1:
-            strides = compute_elementwise_output_strides(
-                *(t.expand(sizes[0]) for t in self.tensors)
-            )
+            strides = compute_elementwise_output_strides(*(t.expand(sizes[0]) for t in operands))
             return {id(views[0]): (sizes[0], tuple(int(s) for s in strides))}
         twins = [t for t in _flat(self.meta()[0]) if isinstance(t, torch.Tensor)]
         if [tuple(t.shape) for t in twins] != sizes:
@@ -673,6 +705,55 @@ class _NumberAt:
 
     index: int
     dtype: str = ""
+
+
+class _Resizer:
+    """A call whose outs at `sizes` (number of the tensor, sizes, strides) have no elements."""
+
+    def __init__(
+        self, call: _Call, sizes: Sequence[tuple[int, tuple[int, ...], tuple[int, ...]]]
+    ) -> None:
+        self.op, self.sizes = call.op, sizes
+        self.slots = call.slots
+        for kind, slot in zip(_kinds(call.op), call.slots, strict=True):
+            if kind == "generator" and slot is not None:
+                raise Declined("it resizes its out= tensor and draws from a generator")
+
+    def __call__(
+        self,
+        tensors: Sequence[torch.Tensor],
+        outputs: Sequence[torch.Tensor],
+        numbers: Sequence[int | float],
+        seed: int,
+        offset: int,
+    ) -> None:
+        """Gives the outs their sizes and makes the call again."""
+        for index, sizes, strides in self.sizes:
+            tensors[index].resize_(sizes)
+            if tensors[index].stride() != strides:
+                tensors[index].as_strided_(sizes, strides)
+
+        def value_of(slot: Any) -> Any:
+            if isinstance(slot, _TensorAt):
+                return tensors[slot.index]
+            if isinstance(slot, _NumberAt):
+                number = numbers[slot.index]
+                return (
+                    torch.tensor(number, dtype=getattr(torch, slot.dtype)) if slot.dtype else number
+                )
+            if isinstance(slot, ZeroDim):
+                return torch.tensor(slot.value)
+            if isinstance(slot, list):
+                return [value_of(item) for item in slot]
+            return slot
+
+        positional, named = [], {}
+        for argument, slot in zip(self.op._schema.arguments, self.slots, strict=True):
+            if argument.kwarg_only:
+                named[argument.name] = value_of(slot)
+            else:
+                positional.append(value_of(slot))
+        self.op(*positional, **named)
 
 
 class _Runner:
