@@ -201,6 +201,8 @@ def load(region: Region, device: int) -> LoadedRegion:
         for step in run:
             args = []
             for tensor in step.arguments:
+                if tensor.role is Role.CONST:  # the program's image carries it
+                    continue
                 if tensor not in tensors:
                     tensors.append(tensor)
                 args.append(tensors.index(tensor))
@@ -234,7 +236,7 @@ def load(region: Region, device: int) -> LoadedRegion:
 
 def _touches(step: ProgramStep | CopyStep, tensor: Tensor) -> bool:
     if isinstance(step, ProgramStep):
-        return any(t.memory is tensor for t in step.arguments)
+        return any(t.memory is tensor and t.role is not Role.CONST for t in step.arguments)
     return tensor in (step.source.tensor.memory, step.target.tensor.memory)
 
 

@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, TypeAlias
 
+import numpy as np
+
 from openspyre.compiler.build import GraphBuilder
 from openspyre.compiler.sizes import Size, known, size_of
 from openspyre.compiler.view import View
@@ -34,8 +36,8 @@ class TensorFacts:
 @dataclass(frozen=True)
 class Call:
     """One operation. Arguments as JSON: {"n": value} for a tensor, {"s": size} for a size,
-    {"d": name} for a dtype, numbers, texts, None, lists. `op` "getitem" picks one of a tuple.
-    `source`: the user's line."""
+    {"d": name} for a dtype, numbers, texts, None, lists. `op` "getitem" picks one of a tuple,
+    "constant" is a tensor of the shape args[0] with `values`. `source`: the user's line."""
 
     op: str
     args: list[Any]
@@ -65,13 +67,15 @@ class SizeSymbol:
 
 @dataclass(frozen=True)
 class TracedRegion:
-    """`inputs` and `calls` in order; `results` in the order of the region's outputs."""
+    """`inputs` and `calls` in order; `results` in the order of the region's outputs. `device`: the
+    card of a region without inputs."""
 
     name: str
     inputs: list[TensorFacts]
     calls: list[Call]
     results: list[Result]
     symbols: list[SizeSymbol] = field(default_factory=list)
+    device: int = -1
 
     def to_json(self) -> str:
         """As text, the same for the same region in every process."""
@@ -87,6 +91,7 @@ class TracedRegion:
             [Call(**c) for c in raw["calls"]],
             [Result(r["value"], TensorFacts(**r["facts"]), r["into"]) for r in raw["results"]],
             [SizeSymbol(**s) for s in raw["symbols"]],
+            raw["device"],
         )
 
     @property
@@ -167,6 +172,9 @@ def lower_region(
         if call.op == "getitem":
             values.append(args[0][args[1]])
             continue
+        if call.op == "constant":
+            values.append(_constant(b, args[0], call.kwargs["values"], call.kwargs["dtype"]))
+            continue
         kwargs = {name: value_of(a) for name, a in call.kwargs.items()}
         if extra is not None:
             kwargs = extra(call, kwargs)
@@ -180,6 +188,12 @@ def lower_region(
             b.store(inputs[result.into], view)
         results.append(view)
     return results
+
+
+def _constant(b: GraphBuilder, shape: Sequence[int], values: Sequence[Any], dtype: str) -> View:
+    """Few numbers, rounded as the dtype has them."""
+    held = "float32" if dtype in ("float16", "bfloat16") else dtype
+    return b.constant(np.array(values, dtype=held).reshape(shape), dtype)
 
 
 def concrete(sizes: Sequence[SizeText], symbols: Mapping[str, int]) -> list[int]:

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch._inductor.custom_graph_pass import CustomGraphModulePass
 from torch.fx import GraphModule, Node
+from torch.utils._mode_utils import no_dispatch
 
 from openspyre.compiler.inductor import fallbacks, regions
 from openspyre.compiler.inductor.symbols import Symbols, Untranslatable
@@ -55,6 +56,7 @@ class RegionPass(CustomGraphModulePass):
 def capture(gm: GraphModule) -> list[TracedRegion]:
     """Replaces the device's nodes of `gm` by calls of regions; gives the regions."""
     keep_views_outside(gm)
+    show_constants_as_views(gm)
     made = []
     for number, nodes in enumerate(groups(gm)):
         if all(_is_view(node) for node in nodes):
@@ -97,8 +99,34 @@ def _is_small_constant(node: Node) -> bool:
     return node.target in (torch.ops.aten.full.default, torch.ops.aten.scalar_tensor.default)
 
 
+def values_of(node: Node) -> list[Any] | None:
+    """The numbers of a constant of the graph that Inductor would make a loop of: a region holds
+    them instead. None for what is no such constant."""
+    if node.op != "get_attr":
+        return None
+    value: Any = node.graph.owning_module
+    for name in str(node.target).split("."):
+        value = getattr(value, name, None)
+    if not isinstance(value, torch.Tensor) or value.device.type != DEVICE:
+        return None
+    if value.dim() > 1 or not 0 < value.numel() <= 8 or value.dtype not in _CONSTANT:
+        return None
+    with no_dispatch():
+        return list(value.cpu().reshape(-1).tolist())
+
+
+_CONSTANT = frozenset(
+    (
+        torch.float16, torch.bfloat16, torch.float32, torch.int8, torch.int16, torch.int32,
+        torch.int64, torch.uint8, torch.bool,
+    )
+)  # fmt: skip
+
+
 def supported(node: Node) -> bool:
     """Whether the node can be part of a region."""
+    if node.op == "get_attr":
+        return values_of(node) is not None
     if node.op != "call_function":
         return False
     if node.target is operator.getitem:
@@ -180,6 +208,27 @@ def keep_views_outside(gm: GraphModule) -> None:
             made = copied(node)
             output.replace_input_with(node, made)
     gm.graph.eliminate_dead_code()
+
+
+def show_constants_as_views(gm: GraphModule) -> None:
+    """Constants that regions do not hold are read through a view of all of them: Inductor shows
+    operations a constant itself, not a fake tensor, and no operation takes both together."""
+    for node in list(gm.graph.nodes):
+        value = node.meta.get("val")
+        if node.op != "get_attr" or not isinstance(value, torch.Tensor) or supported(node):
+            continue
+        if not any(_touches_device(user) for user in node.users) or not value.numel():
+            continue
+        users = [user for user in node.users if user.op != "output"]
+        with gm.graph.inserting_after(node):
+            view = gm.graph.call_function(
+                torch.ops.aten.as_strided.default,
+                (node, list(value.shape), list(value.stride())),
+            )
+        view.meta.update(node.meta)
+        view.meta["openspyre_outside"] = True
+        for user in users:
+            user.replace_input_with(node, view)
 
 
 def groups(gm: GraphModule) -> list[list[Node]]:
@@ -278,6 +327,11 @@ def _replace(gm: GraphModule, nodes: Sequence[Node], number: int) -> TracedRegio
             values[node] = into
             continue
         values[node] = len(inputs) + len(calls)
+        if node.op == "get_attr":
+            shape = list(node.meta["val"].shape)
+            numbers = {"values": values_of(node), "dtype": dtype_name(node.meta["val"].dtype)}
+            calls.append(Call("constant", [shape], numbers))
+            continue
         if node.target is operator.getitem:
             whole, which = node.args
             calls.append(Call("getitem", [{"n": values[whole]}, which]))  # type: ignore[index]
@@ -302,6 +356,7 @@ def _replace(gm: GraphModule, nodes: Sequence[Node], number: int) -> TracedRegio
         calls,
         results,
         symbols.symbols(),
+        -1 if inputs else next(t.get_device() for t in tensors_of(leaving[0].meta["val"])),
     )
     key = regions.register(region)
     _call(gm, nodes, key, read, written, symbols, leaving)  # type: ignore[arg-type]

@@ -28,7 +28,8 @@ def allow(target: Any) -> None:
     def lowering(*args: Any, **kwargs: Any) -> Any:
         if not _on_device(args, kwargs):
             return None  # Inductor's own
-        return extern(*args, **kwargs)
+        made = extern(*args, **kwargs)
+        return () if made is None else made  # no result is one: None asks for Inductor's own
 
     user_lowerings[target] = lowering
 

@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-import openspyre.device as spyre
 from openspyre.compiler.lower.registry import full_name
 from openspyre.compiler.traced import Result, SizeText, TracedRegion
 
@@ -102,7 +101,7 @@ def _fake(
     region = region_of(key)
     symbols = {s.name: v for s, v in zip(region.symbols, sizes, strict=True)}
     tensors = [*inputs, *written]
-    device = tensors[0].device if tensors else torch.device(DEVICE, spyre.current_device())
+    device = torch.device(DEVICE, _device(region, tensors))
     return [
         torch.empty_strided(
             [evaluate(s, symbols) for s in r.facts.sizes],
@@ -114,18 +113,26 @@ def _fake(
     ]
 
 
-@torch.library.impl("openspyre::region", "PrivateUse1")
+def _device(region: TracedRegion, tensors: Sequence[torch.Tensor]) -> int:
+    return tensors[0].get_device() if tensors else max(region.device, 0)
+
+
 def _run(
     key: str, inputs: Sequence[torch.Tensor], written: Sequence[torch.Tensor], sizes: Sequence[int]
 ) -> list[torch.Tensor]:
     from openspyre.compiler.runner import Runner
 
     tensors = [*inputs, *written]
-    index = tensors[0].get_device() if tensors else spyre.current_device()
+    index = _device(region_of(key), tensors)
     runner = _runners.get((key, index))
     if runner is None:
         runner = _runners[key, index] = Runner(region_of(key), index)
     return runner(tensors, sizes)  # type: ignore[no-any-return]
+
+
+torch.library.impl("openspyre::region", "PrivateUse1", _run)
+# A region that reads no tensor is one of this device all the same.
+torch.library.impl("openspyre::region", "BackendSelect", _run)
 
 
 @torch.library.impl("openspyre::region", "Functionalize")
