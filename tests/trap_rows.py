@@ -223,13 +223,13 @@ row(
     right=[[[i, i + 1, i + 2] for i in range(8)], [list(range(i, i + 4)) for i in (0, 2, 4, 6)]],
 )
 row("b023 unfold of long rows", lambda x: x.unfold(1, 5, 3) * 2, counting(3, 200, modulus=400))
-for _dim, _shape in ((0, (256, 8, 128)), (1, (8, 256, 128)), (2, (8, 128, 256))):
+for _dim, _sizes in ((0, (256, 8, 128)), (1, (8, 256, 128)), (2, (8, 128, 256))):
     row(
         f"b025 index_copy_ on dim {_dim}",
         lambda cache, at, rows, dim=_dim: cache.index_copy_(dim, at, rows.movedim(0, dim)).sum(
             dtype=torch.float32
         ),
-        torch.zeros(_shape, dtype=half),
+        torch.zeros(_sizes, dtype=half),
         torch.tensor([3, 17]),
         torch.stack([torch.ones(8, 128), torch.full((8, 128), 2.0)]).half(),
         right=[3072.0],
@@ -650,10 +650,21 @@ row(
 )
 
 
-def chunks(rows: Sequence[Row], size: int) -> list[list[Row]]:
-    """Rows of a group, `size` at a time, so that one compilation serves several."""
+FIRST_OF_GROUP = {"A": 1, "B": 28, "C": 55, "D": 70, "E": 82, "F": 88, "G": 100}
+
+
+def group_of(row: Row) -> str:
+    """The group of the list of traps: a letter."""
+    number = int(row.name[1:4])
+    return max(group for group, first in FIRST_OF_GROUP.items() if first <= number)
+
+
+def chunks(rows: Sequence[Row], size: int) -> list[tuple[str, list[Row]]]:
+    """Rows of a group, `size` at a time, so that one compilation serves several; with a name."""
     made = []
-    for _, group in itertools.groupby(rows, key=lambda r: r.name[:3]):
-        every = list(group)
-        made += [every[i : i + size] for i in range(0, len(every), size)]
+    for group, members in itertools.groupby(rows, key=group_of):
+        every = list(members)
+        for i in range(0, len(every), size):
+            some = every[i : i + size]
+            made.append((f"{group}-{some[0].name[:4]}-to-{some[-1].name[:4]}", some))
     return made
