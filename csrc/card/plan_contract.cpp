@@ -122,7 +122,8 @@ OperandLayout lay_operand(const machine::Operand& operand, std::span<const int64
     }
     finish(out);
     const bool stored = operand.role != machine::Role::In && operand.role != machine::Role::Const;
-    if (stored && overlaps_itself(out)) refuse("its strides let sticks of a stored operand overlap");
+    if (stored && overlaps_itself(out))
+      refuse("its strides let sticks of a stored operand overlap");
     return out;
   }
   std::vector<int> order(operand.order.begin(), operand.order.end());

@@ -1,5 +1,8 @@
 #include "torch/allocation.h"
 
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
 #include <c10/core/StorageImpl.h>
 #include <c10/util/Exception.h>
 
@@ -344,12 +347,20 @@ void relayout_storage(const c10::Storage& storage, std::shared_ptr<const Layout>
   const HeldStorage held(*storage.unsafeGetStorageImpl());
   Allocation* old = held.allocation;
   if (old == nullptr) return;
-  const std::vector<std::byte> image = image_of(*old, *layout_of(*old));
-  c10::DataPtr data =
-      allocate_with_layout(*old->device, old->dtype, old->host_nbytes, std::move(layout));
-  Allocation& fresh = *allocation_of(data);
-  write_image(fresh, *fresh.layout, image.data());
-  exchange_data(*storage.unsafeGetStorageImpl(), std::move(data), old->host_nbytes);
+  // A copy on the card: codes stay as they are, which the host's dtype could not hold; and the old
+  // block is freed in the order of the stream.
+  const at::AutoDispatchBelowADInplaceOrView below;
+  const int64_t nbytes = old->host_nbytes;
+  const c10::Storage fresh(
+      c10::Storage::use_byte_size_t(), nbytes,
+      allocate_with_layout(*old->device, old->dtype, nbytes, std::move(layout)));
+  const auto whole = [&](const c10::Storage& of) {
+    const auto options = at::TensorOptions().dtype(old->dtype).device(storage.device());
+    return at::empty({0}, options).set_(of, 0, {old->numel()}, {1});
+  };
+  whole(fresh).copy_(whole(storage), /*non_blocking=*/true);
+  exchange_data(*storage.unsafeGetStorageImpl(),
+                std::move(fresh.unsafeGetStorageImpl()->_mutable_data_ptr_no_checks()), nbytes);
 }
 
 void resize_storage(const c10::Storage& storage, int64_t new_nbytes) {

@@ -96,7 +96,7 @@ void write_image(const Allocation& allocation, const machine::Layout& layout,
                  const std::byte* image);
 
 // Gives `storage` a new allocation of the same dtype in `layout`, keeping every element. The token
-// changes. Waits for the current stream.
+// changes. A copy on the current stream.
 void relayout_storage(const c10::Storage& storage, std::shared_ptr<const machine::Layout> layout);
 
 // Steps of the current stream use the block: keeps it from other streams until they ended.

@@ -44,8 +44,8 @@ class PreparedPlan : public std::enable_shared_from_this<PreparedPlan> {
   void launch(const std::vector<at::Tensor>& tensors, card::StreamId stream,
               const std::vector<NamedNumber>& numbers, bool tiled);
   // A launch by the compiler, which has matched the layouts itself: of each tensor only the storage
-  // matters, and operand address 0 lies `offsets` bytes inside its block. `symbols`: in the order of
-  // Plan::symbols(), floats as their bits. Checks what memory safety needs: device, liveness,
+  // matters, and operand address 0 lies `offsets` bytes inside its block. `symbols`: in the order
+  // of Plan::symbols(), floats as their bits. Checks what memory safety needs: device, liveness,
   // extent, ranges of symbols.
   void launch_bound(const std::vector<at::Tensor>& tensors, const std::vector<int64_t>& offsets,
                     std::vector<int64_t> symbols, card::StreamId stream);

@@ -201,8 +201,7 @@ TORCH_LIBRARY(openspyre, m) {
       "_empty_with_layout(int[] size, ScalarType dtype, Device device, int[] host_size, "
       "int[] device_size, int[] stride_map) -> Tensor");
   m.def("_block_of(Tensor self) -> int[]");
-  m.def(
-      "_relayout_(Tensor self, int[] host_size, int[] device_size, int[] stride_map) -> ()");
+  m.def("_relayout_(Tensor self, int[] host_size, int[] device_size, int[] stride_map) -> ()");
   m.def("_raw_read(Tensor self) -> Tensor");
   m.def("_raw_write(Tensor(a!) self, Tensor bytes) -> ()");
 }

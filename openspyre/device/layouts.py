@@ -93,10 +93,12 @@ def to_layout(tensor: torch.Tensor, layout: SpyreTensorLayout) -> torch.Tensor:
 
 
 def relayout_(tensor: torch.Tensor, layout: SpyreTensorLayout) -> torch.Tensor:
-    """Gives the storage of `tensor` another layout, in place: same values, and every view of it
-    goes on as before. Waits for the current stream. Returns `tensor`.
+    """Gives the storage of `tensor` another layout, in place, and returns `tensor`: same bits, and
+    every view of it goes on as before. A copy on the current stream; does not wait for the card.
+    Graphs that were captured with the storage keep the old block, as after `resize_`.
 
-    Raises ValueError for a tensor of another device, another number of elements or another format.
+    Raises ValueError for a tensor of another device, another number of elements or another format,
+    torch.OutOfMemoryError (both blocks exist for a while).
     """
     if tensor.device.type != "spyre":
         raise ValueError(

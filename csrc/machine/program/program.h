@@ -16,7 +16,7 @@
 
 namespace openspyre::machine {
 
-inline constexpr uint16_t kProgramVersion = 2;  // reads 1 as well
+inline constexpr uint16_t kProgramVersion = 2;       // reads 1 as well
 inline constexpr uint64_t kUnpatched = 0x3BAD5BAD5;  // lies in segment 0, which is never mapped
 inline constexpr int64_t kLaneAccumulators = 64;
 inline constexpr int kUnits = 5, kMaxLabels = 8, kMaxTiles = 8;
