@@ -309,7 +309,7 @@ def region_to_bytes(region: Region) -> bytes:
             row["stick"] = tensor.place.stick
         if tensor.data is not None:
             data = np.ascontiguousarray(tensor.data)
-            row["data"] = [data.dtype.str, list(data.shape), blob(data.tobytes())]
+            row["data"] = [data.dtype.str, list(tensor.data.shape), blob(data.tobytes())]
         if tensor.alias is not None:
             row["alias"] = [numbers[id(tensor.alias.of)], _size_out(tensor.alias.offset)]
         tensors.append(row)

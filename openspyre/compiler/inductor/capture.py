@@ -337,7 +337,7 @@ def _replace(gm: GraphModule, nodes: Sequence[Node], number: int) -> TracedRegio
             calls.append(Call("getitem", [{"n": values[whole]}, which]))  # type: ignore[index]
             continue
         name = full_name(node.target)  # type: ignore[arg-type]
-        kwargs = {k: encode(v) for k, v in node.kwargs.items() if k not in _SILENT}
+        kwargs = {k: encode(v) for k, v in node.kwargs.items() if k not in regions.SILENT}
         calls.append(Call(name, [encode(a) for a in node.args], kwargs, _source_line(node)))
     leaving = [
         node
@@ -361,9 +361,6 @@ def _replace(gm: GraphModule, nodes: Sequence[Node], number: int) -> TracedRegio
     key = regions.register(region)
     _call(gm, nodes, key, read, written, symbols, leaving)  # type: ignore[arg-type]
     return region
-
-
-_SILENT = ("device", "layout", "pin_memory", "memory_format", "non_blocking", "generator")
 
 
 def _size(text: SizeText) -> Any:

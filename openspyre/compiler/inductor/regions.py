@@ -16,8 +16,11 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from openspyre.compiler.lower.registry import full_name
+from openspyre.compiler.build import GraphBuilder
+from openspyre.compiler.errors import Unsupported
+from openspyre.compiler.lower.registry import dtype_name, full_name, lower_op
 from openspyre.compiler.traced import Result, SizeText, TracedRegion
+from openspyre.formats import Mode
 
 DEVICE = "spyre"
 
@@ -29,8 +32,61 @@ NEVER = frozenset(("aten.item.default", "aten._local_scalar_dense.default"))
 
 
 def lowerable(node: Node) -> bool:
-    """Whether a node with a lowering can stand in a region."""
-    return node.target is operator.getitem or full_name(node.target) not in NEVER  # type: ignore[arg-type]
+    """Whether a node with a lowering can stand in a region: whether its lowering takes what the
+    node gives it. Tried once, on inputs in PyTorch's own layout."""
+    if node.target is operator.getitem:
+        return True
+    if "openspyre_lowerable" not in node.meta:
+        name = full_name(node.target)  # type: ignore[arg-type]
+        node.meta["openspyre_lowerable"] = name not in NEVER and _tried(node, name)
+    return bool(node.meta["openspyre_lowerable"])
+
+
+def _tried(node: Node, name: str) -> bool:
+    b = GraphBuilder("trial", Mode.DL16)
+
+    def value_of(argument: Any) -> Any:
+        if isinstance(argument, Node):
+            argument = argument.meta.get("val")
+            if isinstance(argument, torch.Tensor):
+                sizes = [hint(size) for size in argument.shape]
+                dtype = str(argument.dtype).removeprefix("torch.")
+                return b.input(f"in{len(b.graph.tensors)}", sizes, dtype)
+        if isinstance(argument, torch.SymInt):
+            return hint(argument)
+        if isinstance(argument, torch.dtype):
+            return dtype_name(argument)
+        if isinstance(argument, (list, tuple)):
+            return [value_of(item) for item in argument]
+        if isinstance(argument, (torch.device, torch.layout, torch.memory_format)):
+            return None
+        return argument
+
+    def hint(size: Any) -> int:
+        if isinstance(size, int):
+            return size
+        found = size.node.hint
+        if found is None:
+            raise _NoHint
+        return int(found)
+
+    try:
+        args = [value_of(argument) for argument in node.args]
+        kwargs = {k: value_of(v) for k, v in node.kwargs.items() if k not in SILENT}
+        lower_op(b, name, args, kwargs)
+    except Unsupported:
+        return False
+    except Exception:  # what is wrong with it is said where it is launched
+        return True
+    return True
+
+
+class _NoHint(Exception):
+    """A size that only the data gives."""
+
+
+SILENT = ("device", "layout", "pin_memory", "memory_format", "non_blocking", "generator")
+"""Arguments of ATen operations that a region has no use for."""
 
 
 def register(region: TracedRegion) -> str:

@@ -305,7 +305,7 @@ class _Legal:
             at.append(total)
         data = np.broadcast_to(tensor.data[tuple(at)], [n or 0 for n in counts])
         made = self.temp(sizes, tensor.dtype, self.stick_of(access, -1, (sizes, names), on))
-        made.role, made.data = Role.CONST, np.ascontiguousarray(data)
+        made.role, made.data = Role.CONST, data.copy()
         return Access(made, on)
 
     # --- aliases
