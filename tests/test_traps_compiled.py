@@ -6,14 +6,27 @@ caches, dynamic shapes, autograd, threads. Nothing may fall back to the CPU, but
 
 from __future__ import annotations
 
+import copy
+import math
+import threading
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
+from conftest import RunPython
+from torch import Tensor
+from torch._dynamo.testing import CompileCounterWithBackend
 from trap_rows import ROWS, Row, chunks
 
+from openspyre import _C
+from openspyre.formats import Mode
+from openspyre.layout import SpyreTensorLayout
+
 NATIVE = True
+half = torch.float16
 
 
 @pytest.fixture(autouse=True)
@@ -34,17 +47,24 @@ def together(rows: Sequence[Row]) -> Callable[[list[Any]], list[Any]]:
 
 
 def check(rows: Sequence[Row], **options: Any) -> None:
-    """Compiles the rows as one function; AssertionError names every row that is wrong."""
-    started = [row.start("spyre") for row in rows]
-    with torch.spyre.fallback("error"):
-        results = torch.compile(together(rows), **options)([views for _, views in started])
+    """Compiles the rows as one function, calls it twice; AssertionError names every row that is
+    wrong. The second call launches regions and nothing else."""
+    function = torch.compile(together(rows), **options)
     wrong = []
-    for row, result, (given, _) in zip(rows, results, started, strict=True):
-        try:
-            row.compare(result, given)
-        except AssertionError as error:
-            wrong.append(str(error))
+    for call in range(2):
+        started = [row.start("spyre") for row in rows]
+        eager = _C.native_counts()["launches"]
+        with torch.spyre.fallback("error"):
+            results = function([views for _, views in started])
+        eager = _C.native_counts()["launches"] - eager
+        for row, result, (given, _) in zip(rows, results, started, strict=True):
+            try:
+                row.compare(result, given)
+            except AssertionError as error:
+                wrong.append(f"call {call}: {error}")
     assert not wrong, "\n".join(wrong)
+    # What has no elements is no launch of a region.
+    assert eager <= sum(any(t.numel() == 0 for t in row.inputs) for row in rows)
 
 
 CHUNKS = chunks(ROWS, 6)
@@ -54,3 +74,322 @@ CHUNKS = chunks(ROWS, 6)
 @pytest.mark.parametrize("dynamic", [False, True], ids=["fixed", "dynamic"])
 def test_rows(rows: list[Row], dynamic: bool) -> None:
     check(rows, fullgraph=True, dynamic=dynamic)
+
+
+def counted(function: Callable[..., Any], **options: Any) -> tuple[Any, CompileCounterWithBackend]:
+    counter = CompileCounterWithBackend("inductor")
+    return torch.compile(function, backend=counter, **options), counter
+
+
+# --- layouts and dtypes: what is no function of tensors
+
+
+def test_b022_resize_reinterprets_flat_elements() -> None:
+    def f(x: Tensor) -> Tensor:
+        y = x.clone()
+        y.resize_(2, 3)
+        return y + 0
+
+    assert torch.compile(f)(torch.arange(12).view(3, 4).to("spyre")).cpu().tolist() == [
+        [0, 1, 2],
+        [3, 4, 5],
+    ]
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_b028_float64_is_exact_by_a_counted_fallback(dynamic: bool) -> None:
+    torch.spyre.reset_fallback_report()
+    x = torch.tensor([0.5, 3.0, -1e9])
+    f = torch.compile(lambda t: (t + 1).to(torch.float64) / 3, dynamic=dynamic)
+    assert torch.equal(f(x.to("spyre")).cpu(), (x + 1).double() / 3)
+    assert "div" in str(torch.spyre.fallback_report())
+
+
+def test_b037_b038_the_ends_of_float16_and_floor() -> None:
+    ieee = Mode(_C.numerics()[0]) is Mode.IEEE
+    ends = torch.tensor([-65504.0, 65504.0, math.inf, -math.inf]).half().repeat(16, 16).to("spyre")
+    low = torch.tensor([-2.001953125]).half().to("spyre")
+
+    def f(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        return x.clone(), x * 1, torch.full_like(x, -65504.0).abs(), y.floor()
+
+    with torch.spyre.fallback("error"):
+        copied, product, full, floor = torch.compile(f)(ends, low)
+    largest = 65504.0 if ieee else 65472.0
+    wanted = torch.tensor([-largest, largest, math.inf, -math.inf]).repeat(16, 16)
+    assert torch.equal(copied.cpu().float(), wanted)
+    assert torch.equal(product.cpu().float(), wanted)
+    assert (full.cpu().float() == largest).all()
+    assert floor.item() == (-3 if ieee else -2)
+
+
+def test_b049_ieee_products_are_rounded_correctly(run_python: RunPython) -> None:
+    run_python(
+        """
+import torch
+a = (1 + torch.arange(0, 1024, 5).double() / 1024)
+exact = a[:, None] * a[None, :]
+with torch.spyre.fallback("error"):
+    got = torch.compile(lambda x: x[:, None] * x[None, :])(a.half().to("spyre"))
+assert torch.equal(got.cpu(), exact.half())
+""",
+        {"OPENSPYRE_NUMERICS": "ieee"},
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("numerics", ["dl16", "ieee"])
+def test_rows_with_poisoned_pads(numerics: str, run_python: RunPython) -> None:
+    here = Path(__file__)
+    run_python(
+        f"import pytest, sys; sys.exit(pytest.main(['-q', '-p', 'no:cacheprovider', '-k', "
+        f"'test_rows and fixed and not poisoned', {str(here)!r}]))",
+        {"OPENSPYRE_POISON": "1", "OPENSPYRE_NUMERICS": numerics},
+        timeout=600,
+    )
+
+
+def test_n9_float16_operations_are_near_those_of_float32() -> None:
+    torch.manual_seed(0)
+    x, w, bias = torch.randn(33, 150), torch.randn(70, 150), torch.randn(70)
+    there = [t.half().to("spyre") for t in (x, w, bias)]
+    x, w, bias = (t.cpu().float() for t in there)  # as the card has them
+
+    def pointwise(t: Tensor) -> list[Tensor]:
+        return [t.exp(), t.sigmoid(), F.gelu(t), F.silu(t), t.tanh(), t.abs().sqrt(), t * t - t]
+
+    def linear(t: Tensor, u: Tensor, v: Tensor) -> Tensor:
+        return F.linear(t, u, v)
+
+    with torch.spyre.fallback("error"):
+        for function in (pointwise, torch.compile(pointwise)):
+            for found, wanted in zip(function(there[0]), pointwise(x), strict=True):
+                torch.testing.assert_close(found.cpu().float(), wanted, rtol=2e-3, atol=2e-3)
+        for function in (linear, torch.compile(linear)):
+            found = function(*there).cpu().float()
+            torch.testing.assert_close(found, linear(x, w, bias), rtol=0.02, atol=0.03)
+
+
+# --- caches
+
+
+BOTH_LAYOUTS = """
+import torch
+from openspyre.compiler import cache
+from openspyre.layout import SpyreTensorLayout
+x = torch.arange(64 * 128.0).view(64, 128) % 97
+there = x.to("spyre")
+form = torch.spyre.layout_of(there).format
+turned = torch.spyre.to_layout(there, SpyreTensorLayout.with_order((64, 128), (1, 0), form))
+f = torch.compile(lambda t: t.sum(0) + t[0] * 2)
+for tensor in (there, turned, there, turned):
+    assert torch.equal(f(tensor).cpu(), x.sum(0) + x[0] * 2)
+print(cache.counts()["compiled"], len(cache.ls()))
+"""
+
+
+def test_b128_two_layouts_are_one_graph_and_two_programs(
+    run_python: RunPython, tmp_path: Path
+) -> None:
+    env = {
+        "OPENSPYRE_CACHE_DIR": str(tmp_path / "a"),
+        "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "b"),
+    }
+    assert run_python(BOTH_LAYOUTS, env).stdout.split()[0] == "2"
+    assert run_python(BOTH_LAYOUTS, env).stdout.split()[0] == "0"
+
+
+def test_b128_another_layout_compiles_no_graph() -> None:
+    x = torch.randint(-4, 5, (64, 128)).float()
+    there = x.to("spyre")
+    form = torch.spyre.layout_of(there).format
+    f, counter = counted(lambda t: t.amax(0) - t[1])
+    for order in ((0, 1), (1, 0), (0, 1)):
+        laid = torch.spyre.to_layout(there, SpyreTensorLayout.with_order((64, 128), order, form))
+        assert torch.equal(f(laid).cpu(), x.amax(0) - x[1])
+    assert counter.frame_count == 1
+
+
+PROGRAMS = """
+import hashlib, torch
+from openspyre.compiler import runner
+from openspyre.program.binary import encode
+seen = []
+def note(plan):
+    for step in plan.loaded.region.steps:
+        seen.append(hashlib.sha256(encode(step.program)).hexdigest())
+runner.listeners.append(note)
+def f(x, w, v):
+    y = torch.softmax(torch.relu(x @ w), -1)
+    return y.t().contiguous(), torch.cat([y, x], 1).cumsum(0), y[:, v].sum(1), y.sort(-1).values
+args = [t.to("spyre") for t in (torch.randn(70, 130), torch.randn(130, 66), torch.arange(9))]
+torch.compile(f)(*args)
+print(seen)
+"""
+
+
+def test_p2_two_processes_compile_the_same_bytes(run_python: RunPython) -> None:
+    off = {"OPENSPYRE_CACHE_DIR": "off", "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"}
+    first, second = (
+        run_python(PROGRAMS, {**off, "PYTHONHASHSEED": seed}).stdout for seed in ("1", "2")
+    )
+    assert first == second and len(first) > 200
+
+
+# --- dynamic shapes
+
+
+def test_b137_bounds_reach_the_region() -> None:
+    from openspyre.compiler.inductor import regions
+
+    f, counter = counted(lambda x: torch.softmax(x, -1) * x.shape[0])
+    before = set(regions._regions)
+    for rows in (64, 128, 512):
+        x = torch.randn(rows, 70)
+        there = x.to("spyre")
+        torch._dynamo.mark_dynamic(there, 0, min=64, max=512)
+        torch.testing.assert_close(f(there).cpu(), torch.softmax(x, -1) * rows)
+    assert counter.frame_count == 1
+    made = [regions._regions[key] for key in regions._regions if key not in before]
+    assert [(s.minimum, s.maximum) for region in made for s in region.symbols] == [(64, 512)]
+
+
+def test_b139_every_batch_is_right() -> None:
+    f, counter = counted(lambda x, w: F.silu(x @ w).sum(-1), dynamic=True)
+    w = torch.randint(-2, 3, (96, 70)).float()
+    there = w.to("spyre")
+    for batch in range(1, 17):
+        x = torch.randint(-2, 3, (batch, 5, 96)).float()
+        wanted = F.silu(x @ w).sum(-1)
+        torch.testing.assert_close(f(x.to("spyre"), there).cpu(), wanted, rtol=1e-5, atol=1e-4)
+    assert counter.frame_count <= 2  # one of them for a batch of 1
+
+
+def test_b140_a_symbolic_size_in_expand() -> None:
+    f, counter = counted(lambda x: x.expand(1, 8, 4, x.shape[3], 128) + 1, dynamic=True)
+    for s in (2, 3, 64, 65, 100):
+        x = (torch.arange(8 * s * 128.0) % 97).view(1, 8, 1, s, 128)
+        assert torch.equal(f(x.to("spyre")).cpu(), x.expand(1, 8, 4, s, 128) + 1)
+    assert counter.frame_count == 1
+
+
+def test_b142_prompts_of_any_length_are_few_graphs() -> None:
+    torch.manual_seed(0)
+    table, weight = torch.randn(50, 64), torch.randn(64, 64) / 8
+
+    def f(tokens: Tensor, table: Tensor, weight: Tensor) -> Tensor:
+        x = F.embedding(tokens, table).unsqueeze(0).unsqueeze(0)
+        x = F.scaled_dot_product_attention(x, x @ weight, x, is_causal=True)
+        return x[0, 0, -1]
+
+    g, counter = counted(f, dynamic=True)
+    there = (table.to("spyre"), weight.to("spyre"))
+    for length in (1, 2, 3, 17, 63, 64, 65, 128, 200, 255, 256):
+        tokens = torch.arange(length) * 7 % 50
+        wanted = f(tokens, table, weight)
+        found = g(tokens.to("spyre"), *there).cpu()
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+    assert counter.frame_count <= 4
+
+
+# --- random numbers, autograd, threads
+
+
+def test_b143_random_numbers_repeat() -> None:
+    f = torch.compile(lambda x: torch.randn_like(x) + 0 * x)
+    x = torch.zeros(200, 100, device="spyre")
+
+    def draw() -> Tensor:
+        torch.manual_seed(0)
+        with torch.spyre.fallback("error"):
+            return f(x).cpu()
+
+    first = draw()
+    assert torch.equal(first, draw())
+    assert abs(first.mean()) < 0.05 and abs(first.std() - 1) < 0.03
+
+
+def test_b151_b152_compiled_gradients_equal_the_cpus() -> None:
+    torch.manual_seed(0)
+
+    def loss(a: Tensor, b: Tensor) -> Tensor:
+        return (a @ b).relu().sum() + a.pow(2).sum()
+
+    for dynamic in (False, True):
+        f = torch.compile(loss, dynamic=dynamic)
+        for rows in (5, 64):  # two backward graphs that differ in sizes only
+            a, b = torch.randn(rows, 70), torch.randn(70, 9)
+            leaves = [t.clone().requires_grad_() for t in (a, b)]
+            moved = [t.to("spyre").requires_grad_() for t in (a, b)]
+            loss(*leaves).backward()
+            with torch.spyre.fallback("error"):
+                f(*moved).backward()
+            for here, there in zip(leaves, moved, strict=True):
+                assert here.grad is not None and there.grad is not None
+                torch.testing.assert_close(there.grad.cpu(), here.grad, rtol=1e-4, atol=1e-4)
+
+
+def test_b124_four_threads_compile_four_models() -> None:
+    torch.manual_seed(0)
+    models = [
+        torch.nn.Sequential(torch.nn.Linear(32, 16 + 8 * i), torch.nn.GELU()) for i in range(4)
+    ]
+    x = torch.randn(5, 32)
+    wanted = [model(x).detach() for model in models]
+    found: list[Tensor | BaseException | None] = [None] * 4
+    there = x.to("spyre")
+
+    def work(number: int) -> None:
+        try:
+            model = torch.compile(copy.deepcopy(models[number]).to("spyre"))
+            with torch.no_grad():
+                found[number] = model(there).cpu()
+        except BaseException as error:
+            found[number] = error
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for got, want in zip(found, wanted, strict=True):
+        assert isinstance(got, Tensor), got
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+
+
+# --- plumbing
+
+
+def test_b188_the_first_compilation_registers_the_device(run_python: RunPython) -> None:
+    run_python(
+        """
+import torch
+from torch._inductor.codegen.common import device_codegens
+assert "spyre" not in device_codegens
+assert torch.compile(lambda x: x + 1)(torch.ones(3, device="spyre")).sum().item() == 6
+from openspyre.compiler.inductor.register import Scheduling
+assert device_codegens["spyre"].scheduling is Scheduling
+"""
+    )
+
+
+def test_b190_constants_factories_and_asserts_compile_end_to_end() -> None:
+    device = torch.device("spyre")
+
+    def f(x: Tensor) -> tuple[Tensor, ...]:
+        few = torch.tensor([1.0, 2.0], device=x.device)
+        many = torch.tensor([1.0] * 12, device=x.device)
+        return few, x[:2] + few, x + many, x + torch.tensor([3.0] * 12).to(x.device), x * few[1]
+
+    x = torch.arange(12.0)
+    g = torch.compile(f)
+    g(x.to(device))  # PyTorch prints the constants, which takes a masked_select
+    with torch.spyre.fallback("error"):
+        found = g(x.to(device))
+        assert torch.compile(lambda: torch.arange(10, device=device) * 2)().sum().item() == 90
+        there = torch.compile(lambda: torch.ones(3, device="spyre:1") + 1)()
+    for a, b in zip(found, f(x), strict=True):
+        assert torch.equal(a.cpu(), b)
+    assert there.device.index == 1 and there.sum().item() == 6
+    hot = torch.compile(lambda i: F.one_hot(i, 5))(torch.arange(4, device=device))
+    assert torch.equal(hot.cpu(), torch.eye(4, 5, dtype=torch.int64))
