@@ -229,6 +229,15 @@ def every_field() -> Program:
             Operand("t", Role.SCRATCH, "float32", F32, _sizes(64, 64), offset=4096),
             Operand("k", Role.CONST, "float16", F16, _sizes(1, 64), offset=128),
             Operand("scalar", Role.IN, "float32", F32, ()),
+            Operand(
+                "v",
+                Role.IN,
+                "float16",
+                F16,
+                _sizes("n", 128),
+                strides=(n * 256, Const(128)),
+                stick=1,
+            ),
         ),
         values=(
             Value("s", (n,)),

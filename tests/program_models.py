@@ -107,9 +107,17 @@ class Models:
             order = tuple(r.randint(-1, 5) for _ in range(rank)) if self.coin() else None
             role = Role.IN if not operands else r.choice(tuple(Role))
             format = r.choice(tuple(Format))
+            strides, stick = None, -1
+            if self.coin():
+                within = order = None
+                strides = tuple(self.expr() for _ in range(rank))
+                stick = r.randrange(-1, rank)
             operands.append(
-                Operand(name, role, "float16", format, shape, within, order, self.natural())
-            )
+                Operand(
+                    name, role, "float16", format, shape, within, order, self.natural(), strides,
+                    stick,
+                )
+            )  # fmt: skip
         arguments = [o for o in operands if o.role in (Role.IN, Role.OUT, Role.INOUT)]
         for name in symbols:
             argument = r.randrange(len(arguments))

@@ -46,7 +46,7 @@ from openspyre.program.model import (
     Wait,
 )
 from openspyre.program.ops import Kind
-from openspyre.program.text import to_text
+from openspyre.program.text import from_text, to_text
 
 
 @given(st.integers(0, 2**32))
@@ -77,23 +77,23 @@ def test_the_parts_of_an_image_lie_where_the_page_says() -> None:
     image = encode(program)
     magic, version, words = struct.unpack_from("<8sHxxI", image, 0)
     offset, body, body_bytes, data, data_bytes, size = struct.unpack_from("<6Q", image, 16)
-    assert (magic, version, offset, size) == (b"OSPYRE\x1a\n", 1, 128, len(image))
+    assert (magic, version, offset, size) == (b"OSPYRE\x1a\n", 2, 128, len(image))
     assert all(at % 128 == 0 for at in (offset, body, data, size))
-    # x, idx, z, w, scalar; the dynamic region; n, seed, alpha
-    assert words == 9
-    assert struct.unpack_from("<9Q", image, 128) == (UNPATCHED,) * 9
+    # x, idx, z, w, scalar, v; the dynamic region; n, seed, alpha
+    assert words == 10
+    assert struct.unpack_from("<10Q", image, 128) == (UNPATCHED,) * 10
     assert image[data : data + data_bytes] == program.data
     assert struct.unpack_from("<I", image, 64)[0] == zlib.crc32(image[body:])
     assert struct.unpack_from("<I", image, 68)[0] == zlib.crc32(image[:68] + image[72:80])
     assert body + body_bytes <= data
-    names = b"address x\naddress idx\naddress z\naddress w\naddress scalar\ndynamic \n"
+    names = b"address x\naddress idx\naddress z\naddress w\naddress scalar\naddress v\ndynamic \n"
     names += b"dimension n\nint seed\nfloat alpha\n"
     checksum = 0xCBF29CE484222325
     for byte in names:
         checksum = ((checksum ^ byte) * 0x100000001B3) % 2**64
     assert struct.unpack_from("<Q", image, 72)[0] == checksum
     header = read_header(image + b"more")
-    assert (header.words, header.image_bytes, header.checksum) == (9, len(image), checksum)
+    assert (header.words, header.image_bytes, header.checksum) == (10, len(image), checksum)
 
 
 def test_words_may_be_bound_when_the_image_is_written() -> None:
@@ -107,7 +107,7 @@ def test_words_may_be_bound_when_the_image_is_written() -> None:
 
 def test_rt64_the_checksum_tells_the_order_of_the_symbols() -> None:
     words = symbol_words(every_field())
-    assert words[0] == Word("address", "x") and words[5] == Word("dynamic", "")
+    assert words[0] == Word("address", "x") and words[6] == Word("dynamic", "")
     swapped = (words[1], words[0], *words[2:])
     assert symbol_checksum(swapped) != symbol_checksum(words)
 
@@ -142,7 +142,7 @@ def _map(**changes: object) -> Program:
 
 _LABELS = tuple(Label(f"l{n}", Const(0), Const(1)) for n in range(9))
 CANNOT = [
-    (_bad(version=2), "version 2 cannot be written"),
+    (_bad(version=3), "version 3 cannot be written"),
     (_bad(grid=(Digit("a", 0),)), "the grid has 0 cores"),
     (_bad(grid=(Digit("a", 300), Digit("b", 300))), "the grid has 90000 cores"),
     (_bad(grid=(Digit("a", 33),)), "the grid has 33 cores: it needs 1..32"),
@@ -214,11 +214,11 @@ CORRUPT = [
     (encode(abs64())[:-1], "bytes of the image at byte 56"),
     (encode(abs64()) + bytes(128), "bytes of the image at byte 56: 640, but 768"),
     (_changed(0, "<8s", b"\x7fELF"), "magic at byte 0"),
-    (_changed(8, "<H", 2), "version 2 is too new.*reads up to 1.*use a newer OpenSpyre"),
+    (_changed(8, "<H", 3), "version 3 is too new.*reads up to 2.*use a newer OpenSpyre"),
     (_changed(8, "<H", 0), "version at byte 8: 0 is no version"),
     (_changed(10, "<H", 1), "reserved at byte 10: must be zero"),
     (_changed(90, "<B", 1), "reserved at byte 80: must be zero"),
-    (_changed(12, "<I", 8), "number of symbol words at byte 12: 8, but the program has 9"),
+    (_changed(12, "<I", 8), "number of symbol words at byte 12: 8, but the program has 10"),
     (_changed(12, "<I", 2**32 - 1), "offset of the body"),
     (_changed(16, "<Q", 256), "offset of the symbol words at byte 16: must be 128"),
     (_changed(24, "<Q", 2**64 - 128), "offset of the body at byte 24"),
@@ -307,3 +307,24 @@ def test_an_image_of_many_names_is_read_in_linear_time() -> None:
     program = Program("p", Card(), (), tokens=tokens, lets=lets)
     assert decode(encode(program)) == program
     assert binary_rules.MAX_SEMAPHORES >= 20_000
+
+
+def test_images_of_version_1_are_read() -> None:
+    """It had no operands with strides; what it says has stayed."""
+    image = bytearray(encode(abs64()))
+    struct.pack_into("<H", image, 8, 1)
+    seal(image)
+    assert decode(bytes(image)) == abs64()
+    text = to_text(abs64()).replace("version 2", "version 1")
+    assert from_text(text) == abs64()
+
+
+def test_an_operand_with_strides_has_no_order() -> None:
+    program = every_field()
+    image = bytearray(encode(program))
+    name = image.index(b"\x01v\x00\x07float16")  # str name, role, dtype, ..
+    end = image.index(b"\x80\x02\x02\x00\x00", name)  # .. stride 128, stick 1, no order, offset 0
+    image[end + 3] = 1
+    seal(image)
+    with pytest.raises(ProgramFormatError, match="operand v: order"):
+        decode(bytes(image))

@@ -83,7 +83,7 @@ def test_hand_written_text_may_use_hexadecimal_and_any_order_of_declarations() -
 MISTAKES = [
     ("", "line 1, column 1: expected 'program', found the end of the text"),
     ("program p", "line 1, column 9: expected the program's name in quotes, found 'p'"),
-    ('program "p" version 2', "line 1, column 21: version 2 is too new"),
+    ('program "p" version 3', "line 1, column 21: version 3 is too new"),
     ('program "p', "line 1, column 9: '\"' has no meaning here; the text ends inside this string"),
     ('program "\\q"', "line 1, column 10: no escape \\q"),
     ('program "\\u{110000}" version 1', "no character"),

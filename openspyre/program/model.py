@@ -23,7 +23,9 @@ from openspyre.formats import Format
 from openspyre.program.expr import Const, Expr
 from openspyre.program.ops import Combine, Kind
 
-VERSION = 1
+VERSION = 2
+"""1 had no operands with strides. It is read, and becomes 2."""
+
 ZERO = Const(0)
 ONE = Const(1)
 
