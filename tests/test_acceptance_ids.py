@@ -46,11 +46,10 @@ REQUIRED = (
 
 # Reason -> ids. What needs a part of OpenSpyre that is not built yet.
 DEFERRED: dict[str, set[str]] = {
-    "needs the compiler: a compiled program, its cache, planner or Inductor integration": ids(
-        "b", 124, 128, 130, 131, 133, 134, 137, 139, 140, 142, 188, 190, 196
+    "needs hints for the planner, a listing of programs, and dumps of intermediates": ids(
+        "b", 131, 196
     )
-    | ids("p", 2, 9)
-    | ids("n", 9),
+    | ids("p", 9),
     "needs the distributed backend": ids("rt", range(76, 81))
     | ids("pt", 27)
     | ids("b", 154, 155, 157, 158),

@@ -8,11 +8,16 @@ from __future__ import annotations
 
 import copy
 import math
+import random
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields, is_dataclass
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -22,6 +27,13 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from trap_rows import ROWS, Row, chunks
 
 from openspyre import _C
+from openspyre.compiler import cache
+from openspyre.compiler.build import GraphBuilder
+from openspyre.compiler.compile import compile_graph
+from openspyre.compiler.graph import Graph
+from openspyre.compiler.lower.registry import lower_op
+from openspyre.compiler.options import CompileOptions
+from openspyre.compiler.schedule.common import place_of
 from openspyre.formats import Mode
 from openspyre.layout import SpyreTensorLayout
 
@@ -67,10 +79,16 @@ def check(rows: Sequence[Row], **options: Any) -> None:
     assert eager <= sum(any(t.numel() == 0 for t in row.inputs) for row in rows)
 
 
-CHUNKS = chunks(ROWS, 6)
+def parameters() -> Iterator[Any]:
+    """Rows of one compilation; but for the first ones of each group they are slow."""
+    groups = set()
+    for name, rows in chunks(ROWS, 6):
+        first = name[0] not in groups
+        groups.add(name[0])
+        yield pytest.param(rows, id=name, marks=[] if first else [pytest.mark.slow])
 
 
-@pytest.mark.parametrize("rows", [rows for _, rows in CHUNKS], ids=[name for name, _ in CHUNKS])
+@pytest.mark.parametrize("rows", list(parameters()))
 @pytest.mark.parametrize("dynamic", [False, True], ids=["fixed", "dynamic"])
 def test_rows(rows: list[Row], dynamic: bool) -> None:
     check(rows, fullgraph=True, dynamic=dynamic)
@@ -393,3 +411,128 @@ def test_b190_constants_factories_and_asserts_compile_end_to_end() -> None:
     assert there.device.index == 1 and there.sum().item() == 6
     hot = torch.compile(lambda i: F.one_hot(i, 5))(torch.arange(4, device=device))
     assert torch.equal(hot.cpu(), torch.eye(4, 5, dtype=torch.int64))
+
+
+# --- keys
+
+
+def spec() -> tuple[Graph, CompileOptions]:
+    """A graph with an example of everything that a key holds."""
+    b = GraphBuilder("spec", Mode.DL16)
+    rows = b.size_symbol("rows", 2, 64, 8)
+    x, w = b.input("x", (rows, 64), "float16"), b.input("w", (64, 96), "float16")
+    table, at = b.input("table", (50, 96), "float16"), b.input("at", (rows,), "int64")
+    number = b.scalar("number", 1.5)
+    product = lower_op(b, "aten.mm.default", [x, w])
+    taken = lower_op(b, "aten.index_select.default", [table, 0, at])
+    scaled = lower_op(b, "aten.add.Tensor", [product, taken], {"alpha": number})
+    few = b.constant(np.arange(96, dtype=np.float32), "float32")
+    soft = lower_op(b, "aten._softmax.default", [scaled, -1, False])
+    total = lower_op(b, "aten.cumsum.default", [lower_op(b, "aten.mul.Tensor", [soft, few]), 1])
+    b.output(total)
+    for tensor in b.graph.arguments:
+        if all(isinstance(size, int) for size in tensor.shape):
+            tensor.place = place_of(tensor.shape, tensor.dtype, Mode.DL16)
+    return b.graph, CompileOptions()
+
+
+LEAVES = (int, float, bool, str, Enum)
+NO_MATTER = {"source", "hint", "name"}
+"""Fields that change no program: where code comes from, sizes for cost decisions, names."""
+
+
+def leaves(value: Any, path: tuple[Any, ...] = (), seen: Any = None) -> Iterator[tuple[Any, ...]]:
+    """Paths to every plain value of a graph or of options, tensors once."""
+    seen = set() if seen is None else seen
+    if isinstance(value, LEAVES):
+        yield path
+    elif is_dataclass(value):
+        if id(value) in seen:
+            return
+        seen.add(id(value))
+        for field in fields(value):
+            if field.name not in NO_MATTER:
+                yield from leaves(getattr(value, field.name), (*path, field.name), seen)
+    elif isinstance(value, dict):
+        for key in value:
+            yield from leaves(value[key], (*path, key), seen)
+    elif isinstance(value, (list, tuple)):
+        for i, item in enumerate(value):
+            yield from leaves(item, (*path, i), seen)
+    elif isinstance(value, np.ndarray):
+        for i in range(value.size):
+            yield (*path, i)
+
+
+def other(value: Any, rng: random.Random) -> Any:
+    """Another value of the kind."""
+    if isinstance(value, Enum):
+        return rng.choice([m for m in type(value) if m is not value])
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, str):
+        return value + rng.choice("xyz")
+    return value + rng.choice((1, 2, 64, 1024))
+
+
+def changed(value: Any, path: Sequence[Any], rng: random.Random) -> Any:
+    """`value` with another leaf at `path`; what can be changed in place is."""
+    if not path:
+        return other(value, rng)
+    step, rest = path[0], path[1:]
+    if isinstance(value, np.ndarray):
+        made = value.copy()
+        made.flat[step] = other(made.flat[step].item(), rng)
+        return made
+    if isinstance(value, tuple):
+        return (*value[:step], changed(value[step], rest, rng), *value[step + 1 :])
+    if isinstance(value, (list, dict)):
+        value[step] = changed(value[step], rest, rng)  # type: ignore[index]
+        return value
+    object.__setattr__(value, step, changed(getattr(value, step), rest, rng))
+    return value
+
+
+def test_b130_no_change_of_the_specification_hits_a_key() -> None:
+    graph, options = spec()
+    assert cache.graph_key(*spec()) == cache.graph_key(graph, options)
+    paths = list(leaves((graph, options)))
+    rng = random.Random(130)
+    hits = []
+    for number in range(1000):
+        path = paths[number] if number < len(paths) else rng.choice(paths)
+        mutant = changed(copy.deepcopy((graph, options)), path, rng)
+        try:
+            same = cache.graph_key(*mutant) == cache.graph_key(graph, options)
+        except KeyError:  # a label that no op has
+            same = False
+        if same:
+            hits.append(path)
+    assert not hits
+    assert len(paths) > 200
+
+
+@pytest.mark.slow
+def test_b134_the_time_of_a_layer_does_not_grow_with_their_number() -> None:
+    def compile_layers(count: int) -> float:
+        b = GraphBuilder("layers", Mode.DL16)
+        x = b.input("x", (32, 128), "float16")
+        for layer in range(count):
+            up = b.input(f"up{layer}", (128, 256), "float16")
+            down = b.input(f"down{layer}", (256, 128), "float16")
+            y = lower_op(b, "aten.mm.default", [x, up])
+            y = lower_op(b, "aten.silu.default", [y])
+            y = lower_op(b, "aten.mm.default", [y, down])
+            y = lower_op(b, "aten.add.Tensor", [x, y])
+            x = lower_op(b, "aten._softmax.default", [y, -1, False])
+        b.output(x)
+        for tensor in b.graph.arguments:
+            if tensor.place is None:
+                tensor.place = place_of(tensor.shape, tensor.dtype, Mode.DL16)
+        begin = time.process_time()
+        compile_graph(b.graph, CompileOptions())
+        return (time.process_time() - begin) / count
+
+    compile_layers(1)
+    first = min(compile_layers(2) for _ in range(3))
+    assert min(compile_layers(16) for _ in range(2)) < 1.3 * first
