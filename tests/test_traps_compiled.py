@@ -34,6 +34,7 @@ from openspyre.compiler.graph import Graph
 from openspyre.compiler.lower.registry import lower_op
 from openspyre.compiler.options import CompileOptions
 from openspyre.compiler.schedule.common import place_of
+from openspyre.compiler.view import View
 from openspyre.formats import Mode
 from openspyre.layout import SpyreTensorLayout
 
@@ -183,9 +184,9 @@ def test_n9_float16_operations_are_near_those_of_float32() -> None:
         for function in (pointwise, torch.compile(pointwise)):
             for found, wanted in zip(function(there[0]), pointwise(x), strict=True):
                 torch.testing.assert_close(found.cpu().float(), wanted, rtol=2e-3, atol=2e-3)
-        for function in (linear, torch.compile(linear)):
-            found = function(*there).cpu().float()
-            torch.testing.assert_close(found, linear(x, w, bias), rtol=0.02, atol=0.03)
+        for product in (linear, torch.compile(linear)):
+            got = product(*there).cpu().float()
+            torch.testing.assert_close(got, linear(x, w, bias), rtol=0.02, atol=0.03)
 
 
 # --- caches
@@ -416,6 +417,12 @@ def test_b190_constants_factories_and_asserts_compile_end_to_end() -> None:
 # --- keys
 
 
+def lowered(b: GraphBuilder, name: str, args: list[Any], **kwargs: Any) -> View:
+    made = lower_op(b, name, args, kwargs)
+    assert isinstance(made, View)
+    return made
+
+
 def spec() -> tuple[Graph, CompileOptions]:
     """A graph with an example of everything that a key holds."""
     b = GraphBuilder("spec", Mode.DL16)
@@ -423,12 +430,12 @@ def spec() -> tuple[Graph, CompileOptions]:
     x, w = b.input("x", (rows, 64), "float16"), b.input("w", (64, 96), "float16")
     table, at = b.input("table", (50, 96), "float16"), b.input("at", (rows,), "int64")
     number = b.scalar("number", 1.5)
-    product = lower_op(b, "aten.mm.default", [x, w])
-    taken = lower_op(b, "aten.index_select.default", [table, 0, at])
-    scaled = lower_op(b, "aten.add.Tensor", [product, taken], {"alpha": number})
+    product = lowered(b, "aten.mm.default", [x, w])
+    taken = lowered(b, "aten.index_select.default", [table, 0, at])
+    scaled = lowered(b, "aten.add.Tensor", [product, taken], alpha=number)
     few = b.constant(np.arange(96, dtype=np.float32), "float32")
-    soft = lower_op(b, "aten._softmax.default", [scaled, -1, False])
-    total = lower_op(b, "aten.cumsum.default", [lower_op(b, "aten.mul.Tensor", [soft, few]), 1])
+    soft = lowered(b, "aten._softmax.default", [scaled, -1, False])
+    total = lowered(b, "aten.cumsum.default", [lowered(b, "aten.mul.Tensor", [soft, few]), 1])
     b.output(total)
     for tensor in b.graph.arguments:
         if all(isinstance(size, int) for size in tensor.shape):
@@ -520,11 +527,11 @@ def test_b134_the_time_of_a_layer_does_not_grow_with_their_number() -> None:
         for layer in range(count):
             up = b.input(f"up{layer}", (128, 256), "float16")
             down = b.input(f"down{layer}", (256, 128), "float16")
-            y = lower_op(b, "aten.mm.default", [x, up])
-            y = lower_op(b, "aten.silu.default", [y])
-            y = lower_op(b, "aten.mm.default", [y, down])
-            y = lower_op(b, "aten.add.Tensor", [x, y])
-            x = lower_op(b, "aten._softmax.default", [y, -1, False])
+            y = lowered(b, "aten.mm.default", [x, up])
+            y = lowered(b, "aten.silu.default", [y])
+            y = lowered(b, "aten.mm.default", [y, down])
+            y = lowered(b, "aten.add.Tensor", [x, y])
+            x = lowered(b, "aten._softmax.default", [y, -1, False])
         b.output(x)
         for tensor in b.graph.arguments:
             if tensor.place is None:
