@@ -136,7 +136,7 @@ def test_every_program_of_the_zoo_lives_in_a_directory(name: str, tmp_path: Path
 
 def test_every_kind_of_symbol_is_corrected(tmp_path: Path) -> None:
     code = read_spyrecode(
-        write_spyrecode(tmp_path / "c", [Kernel(every_field(), "k", (4, 3, 2, 1, 0))])
+        write_spyrecode(tmp_path / "c", [Kernel(every_field(), "k", (4, 3, 2, 1, 0, 5))])
     )
     host = code.steps[0]
     assert isinstance(host, ComputeOnHost) and host.correction is not None
@@ -146,6 +146,7 @@ def test_every_kind_of_symbol_is_corrected(tmp_path: Path) -> None:
         ("address", 2, -1, ""),
         ("address", 1, -1, ""),
         ("address", 0, -1, ""),
+        ("address", 5, -1, ""),
         ("dynamic", -1, -1, ""),
         ("dimension", 4, 0, ""),
         ("int", -1, -1, "seed"),
