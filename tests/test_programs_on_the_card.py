@@ -63,7 +63,7 @@ def run_case(directory: Path, case: Case) -> dict[str, tuple[np.ndarray, np.ndar
     return results
 
 
-@pytest.mark.parametrize("name", ZOO)
+@pytest.mark.parametrize("name", [name for name in ZOO if name != "views"])  # bound launches run it
 def test_the_zoo_runs_on_spyre_tensors(name: str, tmp_path: Path) -> None:
     case = ZOO[name]()
     for what, (result, wanted) in run_case(tmp_path, case).items():

@@ -168,7 +168,7 @@ struct Image {
     const auto round = [](size_t n) { return (n + 127) / 128 * 128; };
     Bytes image(128, '\0');
     std::memcpy(image.data(), "OSPYRE\x1a\n", 8);
-    put(&image, 8, uint16_t(1));
+    put(&image, 8, openspyre::machine::kProgramVersion);
     put(&image, 12, words);
     put(&image, 16, uint64_t(128));
     image.resize(round(128 + 8 * words));

@@ -98,7 +98,9 @@ TEST(program_decode_checks_the_header) {
     mend(&image);
     return image;
   };
-  CHECK(refused(changed(8, uint16_t(2)), "too new"));
+  CHECK(refused(changed(8, uint16_t(3)), "too new"));
+  CHECK(refused(changed(8, uint16_t(0)), "version 0"));
+  decode(changed(8, uint16_t(1)));  // read as well
   CHECK(refused(changed(10, uint16_t(1)), "must be zero"));
   CHECK(refused(changed(12, uint32_t(3)), "symbol words"));
   CHECK(refused(changed(16, uint64_t(0)), "byte 128"));
