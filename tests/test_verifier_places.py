@@ -46,7 +46,7 @@ def test_rule_1_names_and_scopes() -> None:
     refused(bad, 1, "multicast", "'q'")
     bad = edited(program, Unit.LOAD, Wait, lambda i: dataclasses.replace(i, token="none"))
     refused(bad, 1, "no token 'none'")
-    refused(dataclasses.replace(program, version=2), 1, "version")
+    refused(dataclasses.replace(program, version=3), 1, "version")
 
 
 def test_rule_1_units_and_kinds() -> None:
