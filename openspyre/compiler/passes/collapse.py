@@ -4,7 +4,7 @@ Input: a legal graph, every tensor placed. Output: the same ops on the same memo
 and b of an op are one label when in every access of the op they walk dims p and q whose strides
 make them one dim (p steps over all of q), and when every op that touches those tensors lets its
 labels be merged alike. A contiguous pointwise op of rank 5 becomes one of rank 2 or 3, and equal
-work has one text. Dims of size 1 go. Then the names are made anew (`edit.rename`).
+work has one text. Dims of size 1 go (a tensor that others are indexed by keeps one). Then the names are made anew (`edit.rename`).
 
 Kept apart: labels that a body asks the index of, SCAN, SORT and ARG labels, reduced labels that do
 not stand side by side, a stick with ragged sticks, tensors with an alias. Invariant: no bit and no
@@ -46,6 +46,7 @@ from openspyre.compiler.passes.edit import (
 )
 from openspyre.compiler.sizes import Size, known, plus, quotient, same, times
 from openspyre.compiler.view import fresh
+from openspyre.formats import STICK_BYTES
 from openspyre.program.ops import Combine
 
 Pair = tuple[int, int, int]
@@ -101,6 +102,26 @@ def _drop_dims(graph: Graph) -> None:
         out = gone.get(id(tensor), [])
         if out:
             _reshape(tensor, [d for d in range(len(tensor.shape)) if d not in out])
+    _keep_index_dims(graph)
+
+
+def _keep_index_dims(graph: Graph) -> None:
+    """A tensor of one index gets a dim of size 1: LOAD and STORE take positions along a dim."""
+    lone = {
+        id(op.inputs[i.input].tensor)
+        for op in graph.ops
+        for access in (*op.inputs, *op.outputs)
+        for i in access.index
+        if isinstance(i, Indirect) and not op.inputs[i.input].tensor.shape
+    }
+    for tensor in graph.tensors:
+        if id(tensor) not in lone:
+            continue
+        tensor.shape, tensor.place = (1,), Place((STICK_BYTES,), 0)
+        if tensor.data is not None:
+            tensor.data = tensor.data.reshape(1)
+    for op in graph.ops:
+        map_accesses(op, lambda a: Access(a.tensor, (Affine(),)) if id(a.tensor) in lone else a)
 
 
 def _without(index: tuple[IndexOf, ...], dims: list[int]) -> tuple[IndexOf, ...]:

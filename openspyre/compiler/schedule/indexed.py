@@ -25,6 +25,7 @@ from openspyre.compiler.schedule import common
 from openspyre.compiler.schedule.common import Axis, Draft
 from openspyre.compiler.sizes import Size, known
 from openspyre.compiler.tiles import Kernel
+from openspyre.formats import Mode
 from openspyre.program import boxes
 from openspyre.program.boxes import IndexLike, Ref, Span, Tile, span
 from openspyre.program.builder import Stream
@@ -41,8 +42,31 @@ def schedule(kernel: Kernel, graph: Graph, options: CompileOptions) -> Program:
     if len(kernel.ops) != 1:
         raise CompileError(f"kernel {kernel.name}: an indexed kernel has one op")
     (op,) = kernel.ops
+    _label_lone_index(op, graph.mode)
     room: type[Gather] | type[Scatter] = Scatter if op.kind is OpKind.SCATTER else Gather
     return room(kernel, graph, options).program()
+
+
+def _label_lone_index(op: Op, mode: Mode) -> None:
+    """One index without a label gets one of size 1, so that one row moves and not all of them."""
+    for access in (*op.inputs, *op.outputs):
+        for i in access.index:
+            if not isinstance(i, Indirect) or op.inputs[i.input].labels:
+                continue
+            index = op.inputs[i.input]
+            place = index.tensor.place
+            assert place is not None
+            eps = index.tensor.format(mode).elements_per_stick
+            for d, at in enumerate(index.index):
+                offset = known(at.offset) if isinstance(at, Affine) else None
+                if offset is None or (d == place.stick and offset % eps):
+                    continue
+                label = f"at{i.input}"
+                op.labels = {**op.labels, label: 1}
+                dims = list(index.index)
+                dims[d] = Affine(((label, 1),), offset)
+                op.inputs[i.input] = Access(index.tensor, tuple(dims))
+                break
 
 
 class Indexed:
