@@ -60,7 +60,7 @@ def test_mutated_directories_give_an_error_or_a_spyrecode(tmp_path: Path, rounds
     """Only SpyreCodeError is raised, and what the schema refuses is never read."""
     r = random.Random(rounds)
     place = write_spyrecode(
-        tmp_path / "c", [Kernel(abs64()), Kernel(every_field(), args=(2, 3, 4, 5, 6))]
+        tmp_path / "c", [Kernel(abs64()), Kernel(every_field(), args=(2, 3, 4, 5, 6, 7))]
     )
     good = json.loads((place / "spyrecode.json").read_text())
     image = (place / "init_binary.bin").read_bytes()
