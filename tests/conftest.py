@@ -24,6 +24,7 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile("openspyre")
 
+
 @pytest.fixture(autouse=True)
 def _eager_way(request: pytest.FixtureRequest) -> Iterator[None]:
     """Eager operations are native in modules that say `NATIVE = True`. The other modules are about

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Iterable, Sequence
 
 import pytest
 
@@ -21,14 +22,22 @@ from openspyre.layout import SpyreTensorLayout
 F16, F32, I64 = Format.SEN169_FP16, Format.IEEE_FP32, Format.IEEE_INT64
 
 
-def check(layout: SpyreTensorLayout, sizes, strides, offset: int = 0) -> Bound:
+def check(
+    layout: SpyreTensorLayout, sizes: Sequence[int], strides: Sequence[int], offset: int = 0
+) -> Bound:
     bound = bind_view(layout, sizes, strides, offset)
     assert bound is not None, (str(layout), sizes, strides, offset)
     same_addresses(bound, layout, sizes, strides, offset)
     return bound
 
 
-def same_addresses(bound: Bound, layout: SpyreTensorLayout, sizes, strides, offset: int) -> None:
+def same_addresses(
+    bound: Bound,
+    layout: SpyreTensorLayout,
+    sizes: Sequence[int],
+    strides: Sequence[int],
+    offset: int,
+) -> None:
     eps = layout.format.elements_per_stick
     for index in itertools.product(*map(range, sizes)):
         linear = offset + sum(i * s for i, s in zip(index, strides, strict=True))
@@ -37,7 +46,7 @@ def same_addresses(bound: Bound, layout: SpyreTensorLayout, sizes, strides, offs
     assert bound.offset % 128 == 0
 
 
-def test_default_layout_has_its_first_dim_next_to_the_stick():
+def test_default_layout_has_its_first_dim_next_to_the_stick() -> None:
     layout = SpyreTensorLayout.default((3, 5, 130), F16)
     bound = check(layout, (3, 5, 130), (650, 130, 1))
     assert bound.shape == (3, 5, 130)
@@ -46,7 +55,7 @@ def test_default_layout_has_its_first_dim_next_to_the_stick():
     assert bound.whole_sticks
 
 
-def test_merged_dims_keep_their_addressed_dims():
+def test_merged_dims_keep_their_addressed_dims() -> None:
     layout = SpyreTensorLayout.default((3, 5, 130), F16)
     bound = check(layout, (15, 130), (130, 1))
     assert bound.shape == (3, 5, 130)
@@ -56,7 +65,7 @@ def test_merged_dims_keep_their_addressed_dims():
     assert flat.groups == ((0, 1, 2),)
 
 
-def test_heads_split_from_a_row():
+def test_heads_split_from_a_row() -> None:
     layout = SpyreTensorLayout.default((6, 4 * 64), F16)
     bound = check(layout, (6, 4, 64), (256, 64, 1))
     assert bound.whole_sticks
@@ -65,7 +74,7 @@ def test_heads_split_from_a_row():
     assert bind_view(SpyreTensorLayout.default((6, 160), F16), (6, 2, 80), (160, 80, 1)) is None
 
 
-def test_transposes_and_permutations():
+def test_transposes_and_permutations() -> None:
     layout = SpyreTensorLayout.default((4, 70), F32)
     bound = check(layout, (70, 4), (1, 70))
     assert bound.place.stick == 0
@@ -75,7 +84,7 @@ def test_transposes_and_permutations():
         check(layout, [sizes[d] for d in order], [strides[d] for d in order])
 
 
-def test_slices_at_stick_boundaries_only():
+def test_slices_at_stick_boundaries_only() -> None:
     layout = SpyreTensorLayout.default((4, 256), F16)
     inner = check(layout, (4, 64), (256, 1), 128)
     assert inner.whole_sticks
@@ -89,7 +98,7 @@ def test_slices_at_stick_boundaries_only():
     assert tail.whole_sticks  # behind it are pads
 
 
-def test_a_column_is_one_element_a_stick():
+def test_a_column_is_one_element_a_stick() -> None:
     layout = SpyreTensorLayout.default((4, 256), F16)
     bound = check(layout, (4,), (256,), 64)
     assert bound.place.stick == -1
@@ -99,7 +108,7 @@ def test_a_column_is_one_element_a_stick():
     assert strided.place.stick == -1
 
 
-def test_expand_and_size_one_dims_do_not_move():
+def test_expand_and_size_one_dims_do_not_move() -> None:
     layout = SpyreTensorLayout.default((1, 70), F16)
     bound = check(layout, (5, 70), (0, 1))
     assert bound.groups == ((), (0,))
@@ -111,7 +120,7 @@ def test_expand_and_size_one_dims_do_not_move():
     assert one.groups == ((), (), (0,), ())
 
 
-def test_zero_dims():
+def test_zero_dims() -> None:
     layout = SpyreTensorLayout.default((), F32)
     bound = check(layout, (), ())
     assert (bound.shape, bound.place.stick, bound.offset) == ((), -1, 0)
@@ -121,7 +130,7 @@ def test_zero_dims():
     assert bind_view(row, (), (), 1) is None
 
 
-def test_sparse_layouts():
+def test_sparse_layouts() -> None:
     layout = SpyreTensorLayout.sparse((4, 6), F32)
     bound = check(layout, (4, 6), (6, 1))
     assert bound.place.stick == -1
@@ -129,30 +138,30 @@ def test_sparse_layouts():
     check(layout, (6,), (1,), 6)
 
 
-def test_ranks_above_six():
+def test_ranks_above_six() -> None:
     sizes = (2, 2, 3, 1, 2, 2, 2, 33)
     layout = SpyreTensorLayout.default(sizes, F32)
     check(layout, sizes, contiguous_strides(sizes))
 
 
-def test_copies_can_be_read_and_not_written():
+def test_copies_can_be_read_and_not_written() -> None:
     layout = SpyreTensorLayout.explicit((2, 64), (2, 3, 64), (64, 0, 1), F16)
     assert not check(layout, (2, 64), (64, 1)).whole_sticks
 
 
-def test_folded_layouts():
+def test_folded_layouts() -> None:
     layout = SpyreTensorLayout.explicit((256,), (2, 2, 64), (64, 128, 1), F16)
     check(layout, (256,), (1,))
     check(layout, (2, 128), (128, 1))
     check(layout, (64,), (1,), 192)
 
 
-def test_diagonals_need_a_copy():
+def test_diagonals_need_a_copy() -> None:
     layout = SpyreTensorLayout.default((64, 64), F16)
     assert bind_view(layout, (64,), (65,)) is None
 
 
-def test_new_outputs():
+def test_new_outputs() -> None:
     bound = place_for((4, 70), (70, 1), F16)
     assert bound is not None and bound.place.strides == (128, 512)
     turned = place_for((4, 70), (1, 4), F16)
@@ -166,7 +175,7 @@ def test_new_outputs():
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_random_views_lie_where_the_layout_says(seed: int):
+def test_random_views_lie_where_the_layout_says(seed: int) -> None:
     rng = random.Random(seed)
     bound_views = 0
     for _ in range(30):
@@ -185,7 +194,13 @@ def test_random_views_lie_where_the_layout_says(seed: int):
     assert bound_views > 5
 
 
-def keeps_neighbours(bound: Bound, layout, sizes, strides, offset: int) -> None:
+def keeps_neighbours(
+    bound: Bound,
+    layout: SpyreTensorLayout,
+    sizes: Sequence[int],
+    strides: Sequence[int],
+    offset: int,
+) -> None:
     """No stick of the view holds an element that is not the view's."""
     mine = {
         offset + sum(i * s for i, s in zip(index, strides, strict=True))
@@ -198,14 +213,14 @@ def keeps_neighbours(bound: Bound, layout, sizes, strides, offset: int) -> None:
                 assert place // 128 not in sticks
 
 
-def _product(values) -> int:
+def _product(values: Iterable[int]) -> int:
     out = 1
     for value in values:
         out *= value
     return out
 
 
-def random_view(rng: random.Random):
+def random_view(rng: random.Random) -> tuple[SpyreTensorLayout, list[int], list[int], int]:
     format = rng.choice([F16, F32, I64])
     eps = format.elements_per_stick
     rank = rng.randint(1, 4)

@@ -1,4 +1,4 @@
-"""openspyre.compiler.cache: keys that do not depend on names, files that survive, damage is a miss."""
+"""openspyre.compiler.cache: keys without names, files that survive, damage that is a miss."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def region() -> Region:
     )
 
 
-def test_keys_do_not_depend_on_labels_or_hints():
+def test_keys_do_not_depend_on_labels_or_hints() -> None:
     first, second = add_graph(), add_graph()  # fresh labels each
     assert first.ops[0].labels != second.ops[0].labels
     assert cache.graph_key(first, OPTIONS) == cache.graph_key(second, OPTIONS)
@@ -77,7 +77,7 @@ def test_keys_do_not_depend_on_labels_or_hints():
     assert cache.graph_key(first, OPTIONS) == cache.graph_key(second, OPTIONS)
 
 
-def test_keys_tell_sizes_bodies_places_and_options_apart():
+def test_keys_tell_sizes_bodies_places_and_options_apart() -> None:
     keys = {
         cache.graph_key(add_graph(), OPTIONS),
         cache.graph_key(add_graph(65), OPTIONS),
@@ -89,7 +89,7 @@ def test_keys_tell_sizes_bodies_places_and_options_apart():
     assert len(keys) == 6
 
 
-def test_constants_are_part_of_the_key():
+def test_constants_are_part_of_the_key() -> None:
     def graph(value: float) -> Graph:
         b = GraphBuilder("c")
         c = b.constant(np.full(4, value, np.float32), "float32")
@@ -99,7 +99,7 @@ def test_constants_are_part_of_the_key():
     assert cache.graph_key(graph(1), OPTIONS) != cache.graph_key(graph(2), OPTIONS)
 
 
-def test_a_region_survives_the_disk():
+def test_a_region_survives_the_disk() -> None:
     made = region()
     cache.store_region("ab" * 16, made)
     found = cache.load_region("ab" * 16)
@@ -108,7 +108,8 @@ def test_a_region_survives_the_disk():
     for before, after in zip(made.graph.tensors, found.graph.tensors, strict=True):
         assert (before.shape, before.dtype, before.role, before.place) == (
             after.shape, after.dtype, after.role, after.place)  # fmt: skip
-    assert np.array_equal(found.graph.tensors[3].data, [1, 2])
+    data = found.graph.tensors[3].data
+    assert data is not None and np.array_equal(data, [1, 2])
     alias = found.graph.tensors[4].alias
     assert alias is not None and alias.of is found.graph.tensors[0] and alias.offset == 128
     step, copy = found.steps
@@ -120,7 +121,7 @@ def test_a_region_survives_the_disk():
     assert copy.source.index == (Affine((("i", -1),), 63),)
 
 
-def test_damage_is_a_miss_and_is_found(own_directory: Path):
+def test_damage_is_a_miss_and_is_found(own_directory: Path) -> None:
     cache.store_region("cd" * 16, region())
     (entry,) = cache.ls()
     assert entry.current and entry.kind == "programs" and cache.verify() == []
@@ -133,13 +134,13 @@ def test_damage_is_a_miss_and_is_found(own_directory: Path):
     assert cache.load_region("cd" * 16) is not None
 
 
-def test_texts(own_directory: Path):
+def test_texts(own_directory: Path) -> None:
     cache.store_text("regions", "k1", "text")
     assert cache.load_text("regions", "k1") == "text"
     assert cache.load_text("regions", "k2") is None
 
 
-def test_prune_keeps_what_was_used_last():
+def test_prune_keeps_what_was_used_last() -> None:
     import os
 
     for n, key in enumerate(("aa" * 16, "bb" * 16, "cc" * 16)):
@@ -153,7 +154,7 @@ def test_prune_keeps_what_was_used_last():
     assert cache.ls() == []
 
 
-def test_other_versions_are_pruned(own_directory: Path):
+def test_other_versions_are_pruned(own_directory: Path) -> None:
     other = own_directory / ("0" * 16) / "programs" / "aa" / ("aa" * 16)
     other.parent.mkdir(parents=True)
     other.write_bytes(b"old")
@@ -165,14 +166,16 @@ def test_other_versions_are_pruned(own_directory: Path):
     assert stranger.exists()
 
 
-def test_off_keeps_nothing(monkeypatch: pytest.MonkeyPatch):
+def test_off_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENSPYRE_CACHE_DIR", "off")
     cache.store_text("regions", "k", "text")
     assert cache.load_text("regions", "k") is None
     assert cache.ls() == [] and cache.clear() == 0
 
 
-def test_a_directory_that_cannot_be_written_is_no_error(tmp_path: Path, monkeypatch):
+def test_a_directory_that_cannot_be_written_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = tmp_path / "file"
     file.write_text("")
     monkeypatch.setenv("OPENSPYRE_CACHE_DIR", str(file / "below"))
@@ -190,7 +193,7 @@ def _write_often(directory: str, number: int) -> None:
         assert data is not None and len(set(data)) == 1
 
 
-def test_processes_share_a_directory(own_directory: Path):
+def test_processes_share_a_directory(own_directory: Path) -> None:
     context = multiprocessing.get_context("fork")
     workers = [context.Process(target=_write_often, args=(str(own_directory), n)) for n in range(3)]
     for worker in workers:

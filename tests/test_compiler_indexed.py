@@ -10,9 +10,11 @@ from openspyre.compiler.build import GraphBuilder
 from openspyre.compiler.graph import Graph, OpKind, Role
 from openspyre.compiler.interpret import interpret
 from openspyre.compiler.options import CompileOptions
-from openspyre.compiler.passes.layouts import layouts, natural_place
+from openspyre.compiler.passes.layouts import layouts
+from openspyre.compiler.passes.places import packed
 from openspyre.compiler.schedule import schedule
 from openspyre.compiler.tiles import Kernel, outside
+from openspyre.compiler.view import View
 
 RNG = np.random.default_rng(5)
 
@@ -22,7 +24,8 @@ def check_graph(graph: Graph, given: dict[str, np.ndarray]) -> None:
     for tensor in graph.arguments:
         if tensor.place is None:
             stick = len(tensor.shape) - 1
-            tensor.place = natural_place(tensor.shape, stick, tensor.format(graph.mode))
+            eps = tensor.format(graph.mode).elements_per_stick
+            tensor.place = packed(tensor.shape, stick, eps)
     layouts(graph, CompileOptions())
     start: dict[str, np.ndarray] = {}
     for tensor in graph.arguments:
@@ -73,7 +76,7 @@ def test_elements_along_a_dim(dim: int) -> None:
     b = GraphBuilder("gather")
     x = b.input("x", (70, 90), "float16")
     index = b.input("index", (65, 80), "int64")
-    where = [index, 1] if dim == 0 else [0, index]
+    where: list[int | View] = [index, 1] if dim == 0 else [0, index]
     b.output(b.gather(x, (65, 80), where))
     check_graph(b.graph, {"index": RNG.integers(0, (70, 90)[dim], (65, 80))})
 
@@ -106,7 +109,7 @@ def test_writes_elements(dim: int, add: bool) -> None:
     target = b.input("target", (40, 90), "float32")
     index = b.input("index", shape, "int64")
     value = b.input("value", shape, "float32")
-    where = [index, 1] if dim == 0 else [0, index]
+    where: list[int | View] = [index, 1] if dim == 0 else [0, index]
     b.scatter(target, value, where, add=add)
     check_graph(b.graph, {"index": RNG.integers(0, (40, 90)[dim], shape)})
 

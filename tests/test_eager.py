@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from typing import Any
+
 import pytest
 import torch
 
 from openspyre import _C
+from openspyre.compiler import cache
 
 
 @pytest.fixture(autouse=True)
-def native(monkeypatch: pytest.MonkeyPatch):
+def native(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("OPENSPYRE_CACHE_DIR", "off")
     monkeypatch.setenv("OPENSPYRE_STRICT", "1")
     before = _C.native_enabled()
@@ -19,7 +23,9 @@ def native(monkeypatch: pytest.MonkeyPatch):
     _C.native_set_enabled(before)
 
 
-def same(function, *args: torch.Tensor, launches: int | None = None) -> torch.Tensor:
+def same(
+    function: Callable[..., Any], *args: torch.Tensor, launches: int | None = None
+) -> torch.Tensor:
     """`function` on the card gives what it gives on the CPU, arguments included, natively."""
     on_card = [a.to("spyre") for a in args]
     before = _C.native_counts()["launches"]
@@ -42,18 +48,18 @@ def numbers(*shape: int) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(1))
 
 
-def test_an_operation_is_one_launch_and_no_fallback():
+def test_an_operation_is_one_launch_and_no_fallback() -> None:
     same(lambda x, y: x + y, numbers(3, 70), numbers(3, 70), launches=1)
     assert len(torch.spyre.fallback_report()) == 0
 
 
-def test_operands_broadcast_and_expand():
+def test_operands_broadcast_and_expand() -> None:
     same(lambda x, y: x * y, numbers(3, 70), numbers(70))
     same(lambda x, y: x - y, numbers(3, 70), numbers(3, 1))
     same(lambda x: x.expand(3, 70) * 2, numbers(1, 70))
 
 
-def test_numbers_are_symbols_of_one_program():
+def test_numbers_are_symbols_of_one_program() -> None:
     x = numbers(5, 33).to("spyre")
     x + 1.0
     before = _C.native_counts()["misses"]
@@ -62,24 +68,24 @@ def test_numbers_are_symbols_of_one_program():
     assert _C.native_counts()["misses"] == before
 
 
-def test_zero_dim_host_tensors_are_numbers():
+def test_zero_dim_host_tensors_are_numbers() -> None:
     same(lambda x: x + torch.tensor(2.0), numbers(3, 70))
     same(lambda x: x.sum() * 3, numbers(3, 70))
 
 
-def test_in_place_forms_write_the_argument():
+def test_in_place_forms_write_the_argument() -> None:
     same(lambda x, y: x.add_(y), numbers(3, 70), numbers(3, 70), launches=1)
     same(lambda x: x.mul_(x), numbers(3, 70), launches=1)
     same(lambda x, y: x.t().add_(y), numbers(70, 3), numbers(3, 70))
 
 
-def test_in_place_on_parts_of_sticks_keeps_the_neighbours():
+def test_in_place_on_parts_of_sticks_keeps_the_neighbours() -> None:
     same(lambda x: x[1:, :40].add_(1), numbers(4, 128))
     same(lambda x: x[1:3, 64:].mul_(2), numbers(4, 128))
     same(lambda x: x[:, 3:9].mul_(2), numbers(4, 128))
 
 
-def test_out_arguments():
+def test_out_arguments() -> None:
     x, y = numbers(3, 70), numbers(3, 70)
     out = torch.empty(3, 70, device="spyre")
     assert torch.add(x.to("spyre"), y.to("spyre"), out=out) is out
@@ -89,14 +95,14 @@ def test_out_arguments():
     torch.testing.assert_close(resized.cpu(), x + y)
 
 
-def test_views_are_read_where_they_lie():
+def test_views_are_read_where_they_lie() -> None:
     same(lambda x: x[1:, 64:] + 1, numbers(4, 128), launches=1)
     same(lambda x: x[1:, 3:] + 1, numbers(4, 128))
     same(lambda x: x.t() + 1, numbers(4, 128))
     same(lambda x: x.view(3, 4, 64).transpose(0, 1) + 1, numbers(3, 256), launches=1)
 
 
-def test_other_rows_of_a_storage_need_no_new_program():
+def test_other_rows_of_a_storage_need_no_new_program() -> None:
     x = numbers(6, 70)
     on_card = x.to("spyre")
     on_card[1] + 1
@@ -106,7 +112,7 @@ def test_other_rows_of_a_storage_need_no_new_program():
     assert _C.native_counts()["misses"] == before
 
 
-def test_overlapping_arguments_behave_as_on_the_cpu():
+def test_overlapping_arguments_behave_as_on_the_cpu() -> None:
     x = torch.arange(128.0)
     on_card = x.to("spyre")
     with pytest.raises(RuntimeError):
@@ -115,22 +121,22 @@ def test_overlapping_arguments_behave_as_on_the_cpu():
         on_card[1:].add_(on_card[:-1])
 
 
-def test_channels_last_is_kept():
+def test_channels_last_is_kept() -> None:
     x = numbers(2, 3, 4, 5).contiguous(memory_format=torch.channels_last)
     same(lambda v: v + 1, x, launches=1)
 
 
-def test_tensors_without_elements():
+def test_tensors_without_elements() -> None:
     same(lambda x: x + 1, torch.empty(0, 3))
 
 
-def test_integers_and_truth():
+def test_integers_and_truth() -> None:
     same(lambda x: x + x, torch.arange(70))
     same(lambda x: x + 1.5, torch.arange(70))
     same(lambda x, y: x > y, numbers(3, 70), numbers(3, 70))
 
 
-def test_errors_are_torchs():
+def test_errors_are_torchs() -> None:
     x, y = torch.ones(3, device="spyre"), torch.ones(4, device="spyre")
     with pytest.raises(RuntimeError, match="size of tensor a"):
         x + y
@@ -138,26 +144,26 @@ def test_errors_are_torchs():
         torch.ones(3, dtype=torch.int64, device="spyre").add_(1.5)
 
 
-def test_autograd_goes_through():
+def test_autograd_goes_through() -> None:
     x = numbers(3, 70).to("spyre").requires_grad_()
     (x * x).sum().backward()
+    assert x.grad is not None
     torch.testing.assert_close(x.grad.cpu(), 2 * x.detach().cpu())
 
 
-def test_what_the_card_does_not_do_is_in_the_account_with_its_reason():
+def test_what_the_card_does_not_do_is_in_the_account_with_its_reason() -> None:
     x = torch.ones(8, dtype=torch.float64, device="spyre")
     torch.testing.assert_close((x + 1).cpu(), torch.full((8,), 2.0, dtype=torch.float64))
     row = torch.spyre.fallback_report()["aten::add.out"]
     assert any("float64" in note for note in row.notes)
 
 
-def test_errors_of_the_compiler_fall_back_with_a_warning(monkeypatch: pytest.MonkeyPatch):
-    from openspyre.ops import eager
+def test_errors_of_the_compiler_fall_back_with_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def broken(*_: object) -> None:
         raise AssertionError("a fault")
 
-    monkeypatch.setattr(eager.cache, "compiled", broken)
+    monkeypatch.setattr(cache, "compiled", broken)
     x = numbers(7, 11)
     with pytest.raises(AssertionError, match="a fault"):
         x.to("spyre") * 3

@@ -233,36 +233,70 @@ def show_constants_as_views(gm: GraphModule) -> None:
 
 def groups(gm: GraphModule) -> list[list[Node]]:
     """The regions: sets of supported nodes, in order, of which none depends on itself through a
-    node outside. Writes to inputs come last, after every reader."""
+    node outside. Writes to inputs come after every reader of the input. A view or a filled tensor
+    that a later region uses is made again there: regions hand over what was computed, nothing else.
+    """
     level: dict[Node, int] = {}
     good: dict[Node, bool] = {}
     writes: list[Node] = []
-    sizes: set[Node] = set()
-    last = 0
     for node in gm.graph.nodes:
         good[node] = not node.meta.get("openspyre_outside") and supported(node)
-        here = 0
-        if not any(True for _ in tensors_of(node.meta.get("val"))) and all(
-            n.op == "placeholder" or n in sizes for n in node.all_input_nodes
-        ):
-            sizes.add(node)  # a size: known before anything runs
-        for source in node.all_input_nodes:
-            outside = source.op == "call_function" and not good[source] and source not in sizes
-            here = max(here, level[source] + (1 if good[node] and outside else 0))
-        level[node] = here
-        if node.op == "output":
-            continue
+        # A node outside that needs a region's result begins the next level; what needs only
+        # inputs can run before the first region.
+        level[node] = max(
+            (level[n] + (1 if good[n] and not good[node] else 0) for n in node.all_input_nodes),
+            default=0,
+        )
         if node.target is torch.ops.aten.copy_.default and good[node]:
             writes.append(node)
-            continue
-        last = max(last, here + (1 if node.op == "call_function" and not good[node] else 0))
     for node in writes:
-        level[node] = max(last, level[node])
+        level[node] = max(
+            level[node],
+            *(
+                level[reader] + (0 if good[reader] else 1)
+                for reader in readers(node.args[0])  # type: ignore[arg-type]
+                if reader.op != "output"
+            ),
+        )
+    _make_again(gm, level, good)
     found: dict[int, list[Node]] = {}
     for node in gm.graph.nodes:
         if good[node]:
             found.setdefault(level[node], []).append(node)
     return [found[key] for key in sorted(found)]
+
+
+def readers(node: Node) -> Iterator[Node]:
+    """The nodes that read a node's memory: its users and those of its views."""
+    for user in node.users:
+        if not user.meta.get("openspyre_outside"):
+            yield user
+            if _is_view(user):
+                yield from readers(user)
+
+
+_FILLED = ("aten.full.default", "aten.scalar_tensor.default", "prims.iota.default")
+
+
+def _make_again(gm: GraphModule, level: dict[Node, int], good: dict[Node, bool]) -> None:
+    """Gives every level copies of its own of the views and filled tensors that it uses."""
+    for node in reversed(list(gm.graph.nodes)):
+        if not good[node] or not isinstance(node.target, torch._ops.OpOverload):
+            continue
+        if not _is_view(node) and full_name(node.target) not in _FILLED:
+            continue
+        copies: dict[int, Node] = {}
+        for user in list(node.users):
+            if not good[user] or level[user] == level[node]:
+                continue
+            copy = copies.get(level[user])
+            if copy is None:
+                with gm.graph.inserting_before(node):
+                    copy = copies[level[user]] = gm.graph.node_copy(node)
+                level[copy], good[copy] = level[user], True
+            user.replace_input_with(node, copy)
+        if copies and not node.users:
+            gm.graph.erase_node(node)
 
 
 # --- one region
@@ -382,10 +416,9 @@ def _call(
     order = {node: i for i, node in enumerate(graph.nodes)}
     inside = set(nodes)
     sizes = symbols.nodes(gm)
-    after = max(
-        (order[n] for n in (*read, *written, *(s for s in sizes if isinstance(s, Node)))),
-        default=-1,
-    )
+    before = [*read, *written, *(s for s in sizes if isinstance(s, Node))]
+    before += [r for n in written for r in readers(n) if r not in inside and r.op != "output"]
+    after = max((order[n] for n in before), default=-1)
     anchor = next(
         n for n in graph.nodes if order[n] > after and n.op != "placeholder" and n not in inside
     )

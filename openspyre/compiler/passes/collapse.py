@@ -4,7 +4,8 @@ Input: a legal graph, every tensor placed. Output: the same ops on the same memo
 and b of an op are one label when in every access of the op they walk dims p and q whose strides
 make them one dim (p steps over all of q), and when every op that touches those tensors lets its
 labels be merged alike. A contiguous pointwise op of rank 5 becomes one of rank 2 or 3, and equal
-work has one text. Dims of size 1 go (a tensor that others are indexed by keeps one). Then the names are made anew (`edit.rename`).
+work has one text. Dims of size 1 go (a tensor that others are indexed by keeps one). Then the names
+are made anew (`edit.rename`).
 
 Kept apart: labels that a body asks the index of, SCAN, SORT and ARG labels, reduced labels that do
 not stand side by side, a stick with ragged sticks, tensors with an alias. Invariant: no bit and no

@@ -317,7 +317,7 @@ class Writer:
                 tile = self.part(ready[which], held.index, origin)
                 refs.append(self.ref(tile, held.index, fixed))
             target = self.ref(self.part(out, self.sums_index, local), self.sums_index, fixed)
-            self.p.matmul({**over, form.k: deep}, *refs, target, accumulate=deep.step)
+            self.p.matmul({**over, form.k: deep}, refs[0], refs[1], target, accumulate=deep.step)
 
     def join(self) -> None:
         """RING: the own band of each tile of sums, from all cores of the group."""
