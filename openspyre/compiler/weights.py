@@ -26,11 +26,11 @@ freed may leave its number to another one, which then keeps its layout."""
 def relay(graph: Graph, tensors: Mapping[str, torch.Tensor]) -> bool:
     """Gives the storages of weights among the inputs (by name of their graph tensor) the layout
     that the products of `graph` want. True when one has changed: inputs have to be seen anew."""
+    changed = False
     for op in graph.ops:
         for access in op.inputs:
             if access.indirect and access.tensor.name in tensors:
-                _tables.add(_storage(tensors[access.tensor.name]))
-    changed = False
+                changed = _keep_rows(tensors[access.tensor.name]) or changed
     for op in graph.ops:
         if op.kind is not OpKind.MATMUL:
             continue
@@ -45,6 +45,20 @@ def relay(graph: Graph, tensors: Mapping[str, torch.Tensor]) -> bool:
             continue
         changed = _relay(tensor) or changed
     return changed
+
+
+def _keep_rows(tensor: torch.Tensor) -> bool:
+    """Notes a table; one that was taken for a weight before gets its rows back."""
+    from openspyre.device.layouts import layout_of, relayout_
+    from openspyre.layout import SpyreTensorLayout
+
+    key = _storage(tensor)
+    _tables.add(key)
+    layout = layout_of(tensor)
+    if key not in _relaid or layout.is_default or len(layout.host_size) != 2:
+        return False
+    relayout_(tensor, SpyreTensorLayout.with_order(layout.host_size, (0, 1), layout.format))
+    return layout_of(tensor) != layout
 
 
 def _turned(tensor: Tensor, index: Sequence[object], reduced: Sequence[str]) -> bool:

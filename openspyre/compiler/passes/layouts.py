@@ -11,7 +11,8 @@ What an op costs, in elements that are turned (docs/program.md section 3):
   stick label must have one element a stick (it is broadcast along the stick then).
 - MATMUL: a that has not k on the stick, b that has not n; the output if it is neither m nor n.
 - REDUCE over the stick's label gives one element a stick; over others it keeps the stick.
-- SCAN, SORT, TOPK, SCATTER: what has another stick label than the output.
+- SCAN, SORT, TOPK, SCATTER: what has another stick label than the output; all of a target that is
+  written by index along its stick.
 
 The search goes op by op with a beam over the sticks of the temps that are still to be read: exact
 where the beam never overflows, so on trees and all small graphs. Imports no torch.
@@ -183,6 +184,8 @@ class _Costs:
         if op.kind is OpKind.REDUCE:
             return self.reduction(at, sticks)
         total = 0
+        if self.spread(out, sticks):  # all of it goes through LX, not the rows that change
+            total += self.graph.hint(product(out.tensor.shape))
         for access in op.outputs[1:]:
             if at[id(access)] != wanted:
                 total += self.numels[id(access)]

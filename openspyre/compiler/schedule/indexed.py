@@ -631,9 +631,12 @@ class Scatter(Indexed):
         if not self._whole_rows():
             raise self.refuse("a write to a part of a stick", "a copy of the target")
         outer = [label for label in self.op.labels if label in self.moved.labels]
+        labels = list(self.op.labels)
+        if labels:  # the moved values have the last label on their stick
+            eps = target.format(self.mode).elements_per_stick
+            self.units[labels[-1]] = max(self.units.get(labels[-1], 1), eps)
         nbytes = common.tile_bytes(self.value, self.sized({}), self.mode)
         parts = self.parts(outer, nbytes) if outer else {}
-        labels = list(self.op.labels)
 
         def cost(tile: Mapping[str, int]) -> int:
             sizes = self.sized(tile)
