@@ -4,6 +4,8 @@
 #include <ATen/EmptyTensor.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/native/TensorFactories.h>
+#include <ATen/native/transformers/attention.h>
+#include <ATen/ops/_scaled_dot_product_attention_math.h>
 #include <ATen/ops/mm.h>
 #include <torch/library.h>
 
@@ -14,15 +16,45 @@
 #include "torch/native_ops.h"
 
 namespace openspyre::device {
-namespace {
 
 using at::Tensor;
 
-// Attention decomposes into products and a softmax ("math"): there is no fused kernel to meet.
-int64_t choose_attention(const Tensor&, const Tensor&, const Tensor&, const std::optional<Tensor>&,
-                         double, bool, std::optional<double>, bool) {
-  constexpr int64_t kMath = 0;  // sdp::SDPBackend::math
-  return kMath;
+// Attention without gradients is one operation of the card, which shares keys among grouped queries
+// and keeps scores in LX; the rest decomposes into products and a softmax ("math").
+int64_t choose_attention(const Tensor& query, const Tensor& key, const Tensor& value,
+                         const std::optional<Tensor>& mask, double dropout, bool,
+                         std::optional<double>, bool) {
+  constexpr int64_t kMath = 0, kOverrideable = 4;  // sdp::SDPBackend
+  const auto differentiable = [](const Tensor& t) { return t.requires_grad(); };
+  const bool gradients =
+      at::GradMode::is_enabled() && (differentiable(query) || differentiable(key) ||
+                                     differentiable(value) || (mask && differentiable(*mask)));
+  const auto fits = [&](const Tensor& t) {
+    return t.dim() == 4 && t.scalar_type() == query.scalar_type() && !t.is_nested();
+  };
+  const bool number = query.scalar_type() == at::kFloat || is_16bit_float(query.scalar_type());
+  const bool whole = fits(query) && fits(key) && fits(value) && query.sym_numel() != 0 &&
+                     key.sym_numel() != 0 && value.sym_numel() != 0;
+  return number && whole && !gradients && dropout == 0.0 ? kOverrideable : kMath;
+}
+
+namespace {
+
+// Without gradients nobody reads what lies beside the result.
+std::tuple<Tensor, Tensor, Tensor, Tensor, c10::SymInt, c10::SymInt, Tensor, Tensor, Tensor>
+fused_attention(const Tensor& query, const Tensor& key, const Tensor& value,
+                const std::optional<Tensor>& bias, double dropout, bool causal, bool,
+                std::optional<double> scale) {
+  const bool grouped = query.sym_size(-3) != key.sym_size(-3);
+  Tensor out;
+  if (auto results = call_native("aten::scaled_dot_product_attention", "",
+                                 {query, key, value, bias, dropout, causal, scale, grouped})) {
+    out = (*results)[0].toTensor();
+  } else {
+    out = std::get<0>(at::_scaled_dot_product_attention_math(query, key, value, bias, dropout,
+                                                             causal, std::nullopt, scale, grouped));
+  }
+  return {out, {}, {}, {}, query.sym_size(-2), key.sym_size(-2), {}, {}, {}};
 }
 
 // A scale is one value, or one a row of `self` (a column of `mat2`).
@@ -90,9 +122,15 @@ Tensor zero_tensor(at::IntArrayRef size, std::optional<at::ScalarType> dtype,
 
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("_fused_sdp_choice", &choose_attention);
+  m.impl("_scaled_dot_product_fused_attention_overrideable", &fused_attention);
   m.impl("_scaled_mm", &scaled_mm);
   m.impl("_efficientzerotensor", &zero_tensor);
 }
 
 }  // namespace
 }  // namespace openspyre::device
+
+// Tracing asks the stub, which meets tensors without memory.
+namespace at::native {
+REGISTER_PRIVATEUSE1_DISPATCH(_fused_sdp_choice_stub, &openspyre::device::choose_attention);
+}  // namespace at::native

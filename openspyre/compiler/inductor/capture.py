@@ -143,7 +143,7 @@ def supported(node: Node) -> bool:
         return all(supported(user) for user in node.users)
     if not _on_device(node):
         return False
-    outputs = list(tensors_of(node.meta.get("val")))
+    outputs = used_results(node)
     if any(_empty(t) for t in outputs):
         return False
     for source in node.all_input_nodes:
@@ -170,8 +170,18 @@ def _supported_source(source: Any) -> bool:
 
 
 def _on_device(node: Node) -> bool:
-    outputs = list(tensors_of(node.meta.get("val")))
+    outputs = used_results(node)
     return bool(outputs) and all(t.device.type == DEVICE for t in outputs)
+
+
+def used_results(node: Node) -> list[torch.Tensor]:
+    """The tensors that a node makes; of several only those that somebody picks (of attention's nine
+    results the traces put some on no device at all)."""
+    value = node.meta.get("val")
+    if isinstance(value, list | tuple):
+        picked = {u.args[1] for u in node.users if u.target is operator.getitem}
+        value = [v for n, v in enumerate(value) if n in picked]
+    return list(tensors_of(value))
 
 
 def _empty(tensor: torch.Tensor) -> bool:
