@@ -92,7 +92,7 @@ def graph_key(graph: Graph, options: CompileOptions) -> str:
 
 def canonical(graph: Graph) -> str:
     """The graph as text, with labels named by their order; without hints and source lines."""
-    lines = [graph.mode.value]
+    lines = [f"{graph.mode.value} {graph.exclusive}"]
     lines += [f"{s.name} {s.kind} {s.minimum} {s.maximum}" for s in graph.symbols.values()]
     number = {id(tensor): n for n, tensor in enumerate(graph.tensors)}
     lines += [str(tensor) for tensor in graph.tensors]

@@ -266,10 +266,12 @@ class Symbol:
 
 @dataclass
 class Graph:
-    """One region. `arguments`: inputs and inouts in the order of the launch, then outputs."""
+    """One region. `arguments`: inputs and inouts in the order of the launch, then outputs.
+    `exclusive`: no INOUT shares memory with another argument, so that writes may move."""
 
     name: str
     mode: Mode = Mode.DL16
+    exclusive: bool = False
     tensors: list[Tensor] = field(default_factory=list)
     ops: list[Op] = field(default_factory=list)
     symbols: dict[str, Symbol] = field(default_factory=dict)

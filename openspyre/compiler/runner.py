@@ -149,6 +149,7 @@ class Runner:
             sources[f"out{len(outputs)}"] = (-1 - len(outputs), bound)
             outputs.append((shape, strides, getattr(torch, result.facts.dtype)))
         b.graph.name = self.region.name
+        b.graph.exclusive = _exclusive(tensors, self.written)
         key, region = cache.compiled(b.graph, self._options(mode))
         loaded = launch.loaded(key, region, self.device)
         return Planned(
@@ -202,6 +203,12 @@ class Runner:
 
         spec = configuration().card
         return CompileOptions(card=Card(spec.name, spec.cores, spec.lx_bytes), mode=mode)
+
+
+def _exclusive(tensors: Sequence[torch.Tensor], written: Sequence[int]) -> bool:
+    """Whether no written tensor shares its storage with another one."""
+    storages = [t.untyped_storage()._cdata for t in tensors]
+    return all(storages.count(storages[number]) == 1 for number in written)
 
 
 def known_blocks(args: Sequence[Any]) -> int:

@@ -6,6 +6,8 @@ Input: a graph as lowerings made it. Output: the same values in every OUTPUT and
 - no op that repeats an earlier one (the readers take the earlier result);
 - no copy between temps that a reader can look through: views of a temp and exact conversions
   (float16 -> float32, int8 -> int32), so that a chain float16 -> float32 -> float16 vanishes;
+- no copy of an INOUT that is scattered to and copied back, in an `exclusive` graph: a cache is
+  written in place;
 - temps and labels named by their order (`edit.rename`), whatever process built the graph.
 
 Invariant: bits do not change. A read is moved only where nothing writes its new source in between.
@@ -44,6 +46,8 @@ def canonicalize(graph: Graph, options: CompileOptions) -> None:
         changed = _number_values(graph) or changed
         if not changed:
             break
+    if graph.exclusive:
+        _in_place(graph)
     remove_dead(graph)
     rename(graph)
 
@@ -183,10 +187,18 @@ def _through(
     if not versions.unchanged(source.tensor, at, position):
         return None
     if op.kind not in (OpKind.MAP, OpKind.REDUCE):
-        # These need all their labels and one format.
+        # These need one format, and all their labels; a product shares what lacks batch labels.
         same_format = source.tensor.format(graph.mode) is access.tensor.format(graph.mode)
-        if not same_format or len(source.labels) != len([n for n in names if n]):
+        if not same_format:
             return None
+        lost = {n for n in names if n} - source.labels
+        if lost and not _batched(op, access, names, lost):
+            return None
+    return _substitute(source, names, access)
+
+
+def _substitute(source: Access, names: list[str], access: Access) -> Access | None:
+    """`access` of a tensor whose dims walk `names`, as one of the source."""
     own = {n: i for n, i in zip(names, access.index, strict=True) if n}
     indirect = {n for n, i in own.items() if isinstance(i, Indirect)}
     by = {n: i for n, i in own.items() if isinstance(i, Affine)}
@@ -201,6 +213,86 @@ def _through(
         else:
             index.append(substituted(affine(i.terms, i.offset), by))
     return Access(source.tensor, tuple(index))
+
+
+def _batched(op: Op, access: Access, names: list[str], lost: set[str]) -> bool:
+    """Whether a product walks the dims of `lost` by labels that its other input has, too, so that
+    this one may stand still along them."""
+    if op.kind is not OpKind.MATMUL:
+        return False
+    (other,) = [a for a in op.inputs if a is not access] or [access]
+    return all(
+        isinstance(i, Affine) and set(i.labels) <= other.labels - set(op.reduced)
+        for n, i in zip(names, access.index, strict=True)
+        if n in lost
+    )
+
+
+# --- writes in place
+
+
+def _in_place(graph: Graph) -> None:
+    """A copy of an INOUT that is scattered to and copied back is the INOUT itself."""
+    versions = _Versions(graph)
+    for position, op in enumerate(graph.ops):
+        if op.kind is OpKind.SCATTER and op.outputs[0].tensor.role is Role.TEMP:
+            found = _round_trip(graph, versions, op.outputs[0].tensor, position)
+            if found is not None:
+                _write_through(graph, *found)
+                return _in_place(graph)
+
+
+def _round_trip(
+    graph: Graph, versions: _Versions, temp: Tensor, first: int
+) -> tuple[Op, Op, list[str]] | None:
+    """The copy to `temp` and the one back, when nothing else would notice a write in place."""
+    writers = [graph.ops[p] for p in versions.writes[id(temp)]]
+    there = writers[0]
+    if there.kind is not OpKind.MAP or not is_identity(there.body) or len(there.outputs) != 1:
+        return None
+    source = there.inputs[0]
+    target = source.tensor
+    names = full_dims(there.outputs[0], there.labels)
+    if (
+        names is None
+        or target.role is not Role.INOUT
+        or target.dtype != temp.dtype
+        or full_dims(source, there.labels) is None
+        or any(op.kind is not OpKind.SCATTER for op in writers[1:])
+        or len(versions.writes.get(id(target), [])) != 1
+    ):
+        return None
+    at = versions.writes[id(target)][0]
+    back = graph.ops[at]
+    if back.kind is not OpKind.MAP or not is_identity(back.body) or len(back.outputs) != 1:
+        return None
+    if back.inputs[0].tensor is not temp or at < versions.writes[id(temp)][-1]:
+        return None
+    # The same element there and back.
+    made = _substitute(source, names, back.inputs[0])
+    if made is None or made.index != back.outputs[0].index:
+        return None
+    if full_dims(back.outputs[0], back.labels) is None:
+        return None
+    readers = [p for p, o in enumerate(graph.ops) for a in o.inputs if a.tensor is target]
+    if any(p > first for p in readers):
+        return None
+    return there, back, names
+
+
+def _write_through(graph: Graph, there: Op, back: Op, names: list[str]) -> None:
+    source, temp = there.inputs[0], there.outputs[0].tensor
+    graph.ops = [op for op in graph.ops if op is not there and op is not back]
+
+    def moved(access: Access) -> Access:
+        if access.tensor is not temp:
+            return access
+        made = _substitute(source, names, access)
+        assert made is not None
+        return made
+
+    for op in graph.ops:
+        map_accesses(op, moved)
 
 
 # --- value numbering
