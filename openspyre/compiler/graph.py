@@ -271,10 +271,11 @@ class Graph:
 
     name: str
     mode: Mode = Mode.DL16
-    exclusive: bool = False
     tensors: list[Tensor] = field(default_factory=list)
     ops: list[Op] = field(default_factory=list)
     symbols: dict[str, Symbol] = field(default_factory=dict)
+    exclusive: bool = False
+    exclusive: bool = False
 
     @property
     def arguments(self) -> list[Tensor]:
