@@ -1,0 +1,141 @@
+"""Blocks of language models, compiled for the card: no operation leaves it, results as float32.
+
+Plain torch blocks always; the architectures of transformers where that is installed (`make run`).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from model_blocks import DecoderLayer, EncoderLayer, Shape
+from torch import Tensor, nn
+
+from openspyre import device as spyre
+
+DEVICE = "spyre"
+TOLERANCE = {torch.float32: 2e-5, torch.float16: 1e-2}
+DTYPES = list(TOLERANCE)
+LLAMA = Shape(hidden=96, heads=6, groups=2, head=16, mlp=150)
+GRANITE = Shape(hidden=150, heads=4, groups=2, head=64, mlp=200, residual=0.22, attention=0.02)
+WIDE = Shape(hidden=128, heads=2, groups=1, head=128, mlp=192)  # heads of whole sticks
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> Iterator[None]:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    yield
+    torch._dynamo.reset()
+
+
+def moved(value: Any, dtype: torch.dtype) -> Any:
+    """A copy on the card; numbers in `dtype`."""
+    if isinstance(value, nn.Module):
+        return copy.deepcopy(value).to(dtype).to(DEVICE)
+    return value.to(dtype if value.is_floating_point() else value.dtype).to(DEVICE)
+
+
+def close(found: Tensor, wanted: Tensor, dtype: torch.dtype) -> None:
+    tolerance = TOLERANCE[dtype]
+    torch.testing.assert_close(
+        found.cpu().float(), wanted, rtol=tolerance, atol=tolerance * float(wanted.abs().max())
+    )
+
+
+def compiled(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """The compiled function's result, with nothing computed by the CPU."""
+    with torch.no_grad(), spyre.fallback("error"):
+        return torch.compile(function)(*args, **kwargs)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [LLAMA, GRANITE, WIDE], ids=["llama", "granite", "wide"])
+def test_a_decoder_layer_reads_a_prompt(shape: Shape, dtype: torch.dtype) -> None:
+    layer = DecoderLayer(shape)
+    x, positions = torch.randn(2, 17, shape.hidden), torch.arange(17)
+    with torch.no_grad():
+        wanted = layer(x, positions)
+    found = compiled(moved(layer, dtype), moved(x, dtype), moved(positions, dtype))
+    close(found, wanted, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [LLAMA, GRANITE, WIDE], ids=["llama", "granite", "wide"])
+def test_decoding_writes_a_static_cache(shape: Shape, dtype: torch.dtype) -> None:
+    layer = DecoderLayer(shape)
+    caches = [torch.zeros(1, shape.groups, 40, shape.head) for _ in range(2)]
+    there = [moved(c, dtype) for c in caches]
+    device_layer = moved(layer, dtype)
+    step = torch.compile(device_layer, dynamic=False)
+    at = 0
+    for length in (9, 1, 1):
+        x, positions = torch.randn(1, length, shape.hidden), torch.arange(at, at + length)
+        at += length
+        with torch.no_grad():
+            wanted = layer(x, positions, *caches)
+            with spyre.fallback("error"):
+                found = step(moved(x, dtype), moved(positions, dtype), *there)
+        close(found, wanted, dtype)
+    for mine, theirs in zip(there, caches, strict=True):
+        close(mine, theirs, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("hidden", "heads", "mlp"), [(96, 6, 150), (150, 3, 300)])
+def test_an_encoder_layer(hidden: int, heads: int, mlp: int, dtype: torch.dtype) -> None:
+    layer = EncoderLayer(hidden, heads, mlp)
+    x, mask = torch.randn(2, 21, hidden), torch.arange(21) < torch.tensor([[21], [13]])
+    with torch.no_grad():
+        wanted = layer(x, mask)
+    close(compiled(moved(layer, dtype), moved(x, dtype), moved(mask, dtype)), wanted, dtype)
+
+
+# --- the architectures of transformers
+
+
+def hugging(config: str, **sizes: Any) -> nn.Module:
+    """A small model of random weights. Skips where transformers is not installed."""
+    transformers = pytest.importorskip("transformers", reason="transformers comes with `make run`")
+    made = getattr(transformers, config)(**sizes)
+    kind = transformers.AutoModel if config == "BertConfig" else transformers.AutoModelForCausalLM
+    model = kind.from_config(made).eval()
+    assert isinstance(model, nn.Module)
+    return model
+
+
+DECODERS: dict[str, dict[str, Any]] = {
+    "LlamaConfig": {"hidden_size": 96, "num_attention_heads": 6, "num_key_value_heads": 2,
+                    "intermediate_size": 150, "vocab_size": 130, "num_hidden_layers": 1},
+    "GraniteConfig": {"hidden_size": 150, "num_attention_heads": 5, "num_key_value_heads": 1,
+                      "intermediate_size": 200, "vocab_size": 130, "num_hidden_layers": 1,
+                      "residual_multiplier": 0.22, "attention_multiplier": 0.1},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("config", DECODERS)
+def test_a_causal_model_of_transformers(config: str, dtype: torch.dtype) -> None:
+    model = hugging(config, **DECODERS[config])
+    ids = torch.randint(0, 130, (1, 11))
+    with torch.no_grad():
+        wanted = model(ids, use_cache=False).logits
+    found = compiled(moved(model, dtype), moved(ids, dtype), use_cache=False).logits
+    close(found, wanted, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_bert_of_transformers(dtype: torch.dtype) -> None:
+    model = hugging(
+        "BertConfig", hidden_size=96, num_attention_heads=6, intermediate_size=150,
+        vocab_size=130, num_hidden_layers=1,
+    )  # fmt: skip
+    ids, mask = torch.randint(0, 130, (2, 11)), torch.arange(11) < torch.tensor([[11], [6]])
+    with torch.no_grad():
+        wanted = model(ids, attention_mask=mask.long()).last_hidden_state
+    device = moved(model, dtype)
+    found = compiled(device, moved(ids, dtype), attention_mask=moved(mask.long(), dtype))
+    close(found.last_hidden_state, wanted, dtype)
