@@ -216,6 +216,10 @@ _ = (_is_in_bad_fork, _lazy_init)
 
 
 def __getattr__(name: str) -> Any:
+    if name == "explain":  # looks at the compiler, which is imported at the first use
+        from openspyre.observe.explain import explain
+
+        return explain
     if name == "JobPlan":  # its module is imported at the first use
         return plans.JobPlan
     # torch.utils.checkpoint saves and restores the random state of a device module that says so;
