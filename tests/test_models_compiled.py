@@ -14,7 +14,7 @@ import torch
 from model_blocks import DecoderLayer, EncoderLayer, Shape
 from torch import Tensor, nn
 
-from openspyre import device as spyre
+import openspyre.device as spyre
 
 DEVICE = "spyre"
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 1e-2}

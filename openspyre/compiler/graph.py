@@ -275,7 +275,6 @@ class Graph:
     ops: list[Op] = field(default_factory=list)
     symbols: dict[str, Symbol] = field(default_factory=dict)
     exclusive: bool = False
-    exclusive: bool = False
 
     @property
     def arguments(self) -> list[Tensor]:

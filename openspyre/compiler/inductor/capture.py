@@ -12,6 +12,8 @@ May import torch._inductor; nothing outside this folder may.
 from __future__ import annotations
 
 import operator
+import os
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -26,6 +28,7 @@ from openspyre.compiler.lower.registry import dtype_name, full_name, has_lowerin
 from openspyre.compiler.traced import Call, Result, SizeText, TensorFacts, TracedRegion
 
 DEVICE = "spyre"
+_STARTED = time.time_ns()
 
 VIEWS = frozenset(
     f"aten.{name}"
@@ -47,10 +50,12 @@ class RegionPass(CustomGraphModulePass):
         capture(gm)
 
     def uuid(self) -> Any:
-        """Part of the key of Inductor's cache: what this pass gives follows from the compiler."""
-        from openspyre.compiler.cache import compiler_version
+        """Part of the key of Inductor's cache: what this pass gives follows from the compiler, and
+        names regions that lie in our cache directory. Without one no other process finds them."""
+        from openspyre.compiler.cache import compiler_version, root_directory
 
-        return f"openspyre-{compiler_version()}"
+        place = root_directory() or f"process {os.getpid()} {_STARTED}"
+        return f"openspyre-{compiler_version()}-{place}"
 
 
 def capture(gm: GraphModule) -> list[TracedRegion]:
