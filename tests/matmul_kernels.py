@@ -14,7 +14,7 @@ from openspyre.compiler.graph import Graph, Role, Tensor
 from openspyre.compiler.options import CompileOptions
 from openspyre.compiler.schedule.common import place_of
 from openspyre.compiler.schedule.matmul import schedule
-from openspyre.compiler.tiles import Kernel, outside
+from openspyre.compiler.tiles import Kernel, outside, users_of
 from openspyre.compiler.view import View
 from openspyre.formats import Mode, Numerics
 from openspyre.program import Program
@@ -54,7 +54,7 @@ def finish(
         if tensor.role is not Role.TEMP and tensor.place is None:
             place(tensor, graph.mode, (orders or {}).get(tensor.name))
     kernel = Kernel("matmul", list(graph.ops))
-    kernel.arguments, kernel.written = outside(kernel.ops, graph.ops)
+    kernel.arguments, kernel.written = outside(kernel.ops, users_of(graph.ops))
     return Work(graph, kernel)
 
 

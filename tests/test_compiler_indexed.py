@@ -13,7 +13,7 @@ from openspyre.compiler.options import CompileOptions
 from openspyre.compiler.passes.layouts import layouts
 from openspyre.compiler.passes.places import packed
 from openspyre.compiler.schedule import schedule
-from openspyre.compiler.tiles import Kernel, outside
+from openspyre.compiler.tiles import Kernel, outside, users_of
 from openspyre.compiler.view import View
 
 RNG = np.random.default_rng(5)
@@ -40,7 +40,7 @@ def check_graph(graph: Graph, given: dict[str, np.ndarray]) -> None:
         arrays = dict(start)
         for op in graph.ops:
             by_index = op.kind is OpKind.SCATTER or any(a.indirect for a in op.inputs)
-            arguments, written = outside([op], graph.ops)
+            arguments, written = outside([op], users_of(graph.ops))
             kernel = Kernel("indexed" if by_index else "rows", [op], arguments, written)
             program = schedule(kernel, graph, CompileOptions(cores=cores))
             arrays |= check(program, arrays)

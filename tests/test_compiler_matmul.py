@@ -263,13 +263,13 @@ def _as_kernel(g: GraphBuilder) -> Work:
     from matmul_kernels import place
 
     from openspyre.compiler.graph import Role
-    from openspyre.compiler.tiles import Kernel, outside
+    from openspyre.compiler.tiles import Kernel, outside, users_of
 
     for tensor in g.graph.tensors:
         if tensor.role is not Role.TEMP:
             place(tensor, g.graph.mode)
     kernel = Kernel("matmul", list(g.graph.ops))
-    kernel.arguments, kernel.written = outside(kernel.ops, g.graph.ops)
+    kernel.arguments, kernel.written = outside(kernel.ops, users_of(g.graph.ops))
     return Work(g.graph, kernel)
 
 

@@ -69,6 +69,7 @@ class GraphBuilder:
         self.operation = ""
         self.source = ""
         self._names: set[str] = set()
+        self._next: dict[str, int] = {}
 
     @property
     def mode(self) -> Mode:
@@ -88,9 +89,10 @@ class GraphBuilder:
         """A new tensor of the graph."""
         if len(shape) > 16:
             raise ValueError(f"{prefix}: rank {len(shape)}")
-        name, n = prefix, 1
+        name, n = prefix, self._next.get(prefix, 1)
         while name in self._names:
             name, n = f"{prefix}_{n}", n + 1
+        self._next[prefix] = n
         self._names.add(name)
         made = Tensor(name, tuple(shape), dtype, role, place, data)
         self.graph.tensors.append(made)

@@ -5,6 +5,7 @@ Imports no torch.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 
 from openspyre.compiler.graph import Op, Role, Tensor
@@ -56,8 +57,17 @@ class Kernel:
         return f"kernel {self.name} ({self.kind}; {args}){plan}\n    {ops}"
 
 
-def outside(ops: list[Op], graph_ops: list[Op]) -> tuple[list[Tensor], frozenset[str]]:
-    """(arguments, names of those written) of a group of ops of a graph."""
+def users_of(ops: list[Op]) -> dict[int, set[int]]:
+    """The ids of the ops that touch a memory, by the id of its tensor."""
+    found: dict[int, set[int]] = {}
+    for op in ops:
+        for access in (*op.inputs, *op.outputs):
+            found.setdefault(id(access.tensor.memory), set()).add(id(op))
+    return found
+
+
+def outside(ops: list[Op], users: Mapping[int, Set[int]]) -> tuple[list[Tensor], frozenset[str]]:
+    """(arguments, names of those written) of a group of ops of a graph with these `users_of`."""
     inside = {id(op) for op in ops}
     written: list[Tensor] = []
     for op in ops:
@@ -71,11 +81,7 @@ def outside(ops: list[Op], graph_ops: list[Op]) -> tuple[list[Tensor], frozenset
                 read.append(access.tensor)
     kept = []
     for tensor in written:
-        used = any(
-            any(a.tensor.memory is tensor.memory for a in (*op.inputs, *op.outputs))
-            for op in graph_ops
-            if id(op) not in inside
-        )
+        used = not users[id(tensor.memory)] <= inside
         if used or tensor.role in (Role.OUTPUT, Role.INOUT, Role.INPUT):
             kept.append(tensor)
     return [*read, *kept], frozenset(t.name for t in kept)

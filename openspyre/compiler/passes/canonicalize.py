@@ -234,12 +234,15 @@ def _batched(op: Op, access: Access, names: list[str], lost: set[str]) -> bool:
 def _in_place(graph: Graph) -> None:
     """A copy of an INOUT that is scattered to and copied back is the INOUT itself."""
     versions = _Versions(graph)
+    found: dict[int, tuple[Op, Op, list[str]]] = {}
     for position, op in enumerate(graph.ops):
-        if op.kind is OpKind.SCATTER and op.outputs[0].tensor.role is Role.TEMP:
-            found = _round_trip(graph, versions, op.outputs[0].tensor, position)
-            if found is not None:
-                _write_through(graph, *found)
-                return _in_place(graph)
+        temp = op.outputs[0].tensor
+        if op.kind is OpKind.SCATTER and temp.role is Role.TEMP and id(temp) not in found:
+            trip = _round_trip(graph, versions, temp, position)
+            if trip is not None:
+                found[id(temp)] = trip
+    if found:
+        _write_through(graph, list(found.values()))
 
 
 def _round_trip(
@@ -280,14 +283,18 @@ def _round_trip(
     return there, back, names
 
 
-def _write_through(graph: Graph, there: Op, back: Op, names: list[str]) -> None:
-    source, temp = there.inputs[0], there.outputs[0].tensor
-    graph.ops = [op for op in graph.ops if op is not there and op is not back]
+def _write_through(graph: Graph, trips: list[tuple[Op, Op, list[str]]]) -> None:
+    gone = {id(op) for there, back, _ in trips for op in (there, back)}
+    sources = {
+        id(there.outputs[0].tensor): (there.inputs[0], names) for there, _, names in trips
+    }  # fmt: skip
+    graph.ops = [op for op in graph.ops if id(op) not in gone]
 
     def moved(access: Access) -> Access:
-        if access.tensor is not temp:
+        found = sources.get(id(access.tensor))
+        if found is None:
             return access
-        made = _substitute(source, names, access)
+        made = _substitute(*found, access)
         assert made is not None
         return made
 

@@ -265,14 +265,15 @@ def rename(graph: Graph) -> None:
     i0, i1, .. in the order of the ops; names of arguments stay. The text of a graph is then the
     same in every process. Unused temps and constants go."""
     kept = {t.name for t in graph.arguments} | set(graph.symbols)
-    used: list[Tensor] = []
+    used: dict[int, Tensor] = {}
     for op in graph.ops:
         for access in (*op.inputs, *op.outputs):
             for tensor in (access.tensor.memory, access.tensor):
-                if tensor not in used:
-                    used.append(tensor)
+                used.setdefault(id(tensor), tensor)
     arguments = graph.arguments
-    graph.tensors = [*arguments, *(t for t in used if t not in arguments)]
+    for tensor in arguments:
+        used.pop(id(tensor), None)
+    graph.tensors = [*arguments, *used.values()]
     number = 0
     for tensor in graph.tensors[len(arguments) :]:
         while f"t{number}" in kept:

@@ -23,7 +23,7 @@ from openspyre.compiler.passes.inline import inline_maps, live, on_stick, ordere
 from openspyre.compiler.schedule import rows_plan, rows_split
 from openspyre.compiler.schedule.common import cores_for
 from openspyre.compiler.sizes import Size, known, same
-from openspyre.compiler.tiles import Kernel, outside
+from openspyre.compiler.tiles import Kernel, outside, users_of
 
 _ROWS = (OpKind.MAP, OpKind.REDUCE, OpKind.SCAN)
 _FEW_OPS = 4
@@ -113,8 +113,9 @@ def fuse(graph: Graph, options: CompileOptions) -> list[Kernel]:
         home.append(group)
     kernels = [Kernel(group.kind, _numbered(group.ops)) for group in groups]
     graph.ops = [op for kernel in kernels for op in kernel.ops]
+    users = users_of(graph.ops)
     for kernel in kernels:
-        kernel.arguments, kernel.written = outside(kernel.ops, graph.ops)
+        kernel.arguments, kernel.written = outside(kernel.ops, users)
     return kernels
 
 
