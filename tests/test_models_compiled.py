@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 import torch
-from model_blocks import DecoderLayer, EncoderLayer, Shape
 from torch import Tensor, nn
 
 import openspyre.device as spyre
+from examples.blocks import DecoderLayer, EncoderLayer, Shape
 
 DEVICE = "spyre"
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 1e-2}

@@ -1,4 +1,4 @@
-"""Blocks of language models in plain torch, for tests and benchmarks. Not a test file.
+"""Blocks of language models in plain torch, for tests and benchmarks.
 
 The same arithmetic as the architectures in transformers, of any width, ragged ones too.
 """
