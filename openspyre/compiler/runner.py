@@ -49,6 +49,20 @@ class Planned:
     copied: list[int]
     back: list[int]
     draws: list[int]
+    direct: Direct | None = None
+
+
+@dataclass
+class Direct:
+    """A region that is one launch, ready for it: what argument n of `launch` is. `which`: a tensor
+    of the call, a new result -1 - n, or (beyond both) one of `held`, of which the last is the block
+    of temps that every launch makes anew."""
+
+    launch: Callable[[Sequence[torch.Tensor], Sequence[int], Sequence[int]], None]
+    which: list[int]
+    offsets: list[int]
+    held: list[torch.Tensor]
+    temp_bytes: int
 
 
 class Runner:
@@ -74,6 +88,14 @@ class Runner:
             torch.empty_strided(shape, strides, dtype=dtype, device=device)
             for shape, strides, dtype in plan.outputs
         ]
+        direct = plan.direct
+        if direct is not None:
+            pool = [*tensors, *direct.held]
+            if direct.temp_bytes:
+                pool.append(torch.empty((direct.temp_bytes,), dtype=torch.uint8, device=device))
+            pool += reversed(results)
+            direct.launch([pool[n] for n in direct.which], direct.offsets, ())
+            return results
         ready: Sequence[torch.Tensor] = tensors
         if plan.copied:
             ready = [
@@ -152,13 +174,52 @@ class Runner:
         b.graph.exclusive = _exclusive(tensors, self.written)
         key, region = cache.compiled(b.graph, self._options(mode))
         loaded = launch.loaded(key, region, self.device)
-        return Planned(
+        plan = Planned(
             loaded,
             [sources[t.name] for t in loaded.arguments],
             outputs,
             copied,
             [n for n in copied if n in self.written],
             draws,
+        )
+        if not copied and not draws:
+            plan.direct = self._direct(plan, len(tensors))
+        return plan
+
+    @staticmethod
+    def _direct(plan: Planned, count: int) -> Direct | None:
+        """The plan as one call with everything looked up, where it is one launch."""
+        loaded = plan.loaded
+        segment = loaded.single
+        if segment is None or segment.symbols:
+            return None
+        given = {
+            t.name: source for t, source in zip(loaded.arguments, plan.sources, strict=True)
+        }  # fmt: skip
+        names = list(loaded.constants)
+        which: list[int] = []
+        offsets: list[int] = []
+        for tensor in segment.tensors:
+            name = tensor.memory.name
+            offset = 0 if tensor.alias is None else known(tensor.alias.offset)
+            if offset is None:
+                return None
+            if name in given:
+                number, bound = given[name]
+                which.append(number)
+                offset += bound.offset
+            elif name in loaded.constants:
+                which.append(count + names.index(name))
+            else:
+                which.append(count + len(names))
+                offset += loaded.temps[name]
+            offsets.append(offset)
+        return Direct(
+            segment.plan._native.launch_bound,
+            which,
+            offsets,
+            [loaded.constants[n] for n in names],
+            loaded.temp_bytes,
         )
 
     def _result(

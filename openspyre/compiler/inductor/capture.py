@@ -330,7 +330,7 @@ def facts_of(tensor: torch.Tensor, symbols: Symbols) -> TensorFacts:
 
 def _source_line(node: Node) -> str:
     trace = node.meta.get("stack_trace") or ""
-    lines = [line.strip() for line in trace.splitlines() if line.strip()]
+    lines = [line.strip() for line in trace.splitlines() if line.strip(" ^~\n")]
     return " | ".join(lines[-2:])
 
 
