@@ -34,8 +34,16 @@ def test_the_first_script_of_the_readme_runs(tmp_path: Path) -> None:
     assert "fallback policy is 'error'" in printed
 
 
+def test_the_compiled_example_of_the_readme_runs(tmp_path: Path) -> None:
+    printed = ran(
+        [sys.executable, "-c", "import torch\n" + blocks("README.md", "python")[1]], tmp_path
+    )
+    assert "1.0000" in printed and "bound by" in printed
+    assert "nothing was computed by the CPU" in printed
+
+
 def test_the_first_program_of_the_readme_runs_and_its_commands_work(tmp_path: Path) -> None:
-    script = blocks("README.md", "python")[1]
+    script = blocks("README.md", "python")[2]
     printed = ran([sys.executable, "-c", script], tmp_path)
     assert "tensor([2., 2., 2., 2.], dtype=torch.float16)" in printed
     lines = [
