@@ -310,7 +310,11 @@ class View:
                     made.append((label, c))
                 else:
                     made += [(new, times(scale, by)) for new, by in terms]
-            index.append(Affine(tuple(made), plus(old.offset, times(scale, offset))))
+            # A diagonal of overlapping windows moves one dim by the same factor twice.
+            joined: dict[str, Size] = {}
+            for label, c in made:
+                joined[label] = plus(joined[label], c) if label in joined else c
+            index.append(Affine(tuple(joined.items()), plus(old.offset, times(scale, offset))))
         view = replace(self, index=tuple(index))
         if drop or (not terms and not keep):
             view = replace(
