@@ -186,8 +186,10 @@ class _Legal:
         dim = bad[0]
         index = access.index[dim]
         assert isinstance(index, Affine)
-        if len(index.terms) > 1:
-            return self.read_copy(op, access)
+        shared = {n for d, i in enumerate(access.index) if d != dim and isinstance(i, Affine)
+                  for n in i.labels}  # fmt: skip
+        if len(index.terms) > 1 or shared & set(index.labels):
+            return self.read_copy(op, access)  # also a diagonal that runs backwards
         if (
             len(bad) == 1 and op.kind is OpKind.MAP and is_identity(op.body)
             and len(op.inputs) == 1 and not access.indirect
