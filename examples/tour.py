@@ -29,6 +29,7 @@ from typing import Any
 
 # The weights lie in an installed package: nothing is to be looked up on a network.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("OPENSPYRE_EAGER", "native")
 os.environ.setdefault("TQDM_DISABLE", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
@@ -116,23 +117,96 @@ def load(device: str) -> Chat:
 
 
 def ask(chat: Chat, question: str, tokens: int) -> str:
-    """The model's greedy answer, and how long it took on this machine's processor."""
-    prompt = chat.tokenizer.apply_chat_template(
+    """The model's greedy answer from its compiled forward pass, and how long that took."""
+    from transformers import StaticCache
+
+    from openspyre.observe.explain import Explanation, collect
+
+    device = chat.model.device
+    ids = chat.tokenizer.apply_chat_template(
         [{"role": "user", "content": question}],
         add_generation_prompt=True,
         return_tensors="pt",
         return_dict=True,
-    ).to(chat.model.device)
-    length = prompt["input_ids"].shape[1]
-    started = time.perf_counter()
+    )["input_ids"]
+    length = ids.shape[1]
+    forward = torch.compile(chat.model.forward, dynamic=False)
+    cache = StaticCache(config=chat.model.config, max_cache_len=_whole_sticks(length + tokens))
+    end = chat.model.generation_config.eos_token_id
+    ends = set(end if isinstance(end, list) else [end])
+    answer: list[int] = []
+    seconds: list[float] = []
+    accounts: list[Explanation] = []
+    print("Compiling it: once for a prompt of this length, once for a single token ...", flush=True)
+    step, position = ids.to(device), torch.arange(length, device=device)[None]
     with torch.inference_mode():
-        output = chat.model.generate(**prompt, max_new_tokens=tokens, do_sample=False)
-    seconds = time.perf_counter() - started
-    new = output[0, length:]
-    answer: str = chat.tokenizer.decode(new.cpu(), skip_special_tokens=True).strip()
-    print(f"\n  You:   {question}\n  Model: {answer}\n")
-    print(f"{length} tokens read, {len(new)} written in {seconds:.1f} s of wall time")
-    return answer
+        while len(answer) < tokens and not ends & set(answer):
+            started = time.perf_counter()
+            # The first two calls compile; what they make of the model is looked at below.
+            if len(accounts) < 2:
+                with collect() as account:
+                    logits = _logits(forward, step, position, cache)
+                accounts.append(account)
+            else:
+                logits = _logits(forward, step, position, cache)
+            step = logits[:, -1].argmax(-1, keepdim=True)
+            answer.append(int(step))
+            seconds.append(time.perf_counter() - started)
+            position = torch.tensor([[length + len(answer) - 1]], device=device)
+    text: str = chat.tokenizer.decode(answer, skip_special_tokens=True).strip()
+    print(f"\n  You:   {question}\n  Model: {text}\n")
+    _report(length, seconds, accounts)
+    return text
+
+
+def _whole_sticks(length: int) -> int:
+    return -(-length // 64) * 64
+
+
+def _logits(forward: Any, ids: torch.Tensor, position: torch.Tensor, cache: Any) -> torch.Tensor:
+    logits: torch.Tensor = forward(
+        input_ids=ids,
+        position_ids=position,
+        past_key_values=cache,
+        use_cache=True,
+        logits_to_keep=1,
+    ).logits
+    return logits
+
+
+def _report(length: int, seconds: list[float], accounts: list[Any]) -> None:
+    """Speeds, then the kernels of one decoder layer. `accounts`: the prompt's, a token's."""
+    for name, taken in zip((f"{length} tokens of prompt", "first token"), seconds, strict=False):
+        print(f"{name + ', with its compilation':<42}{taken:>8.1f} s")
+    if len(seconds) > 2:
+        rest = sorted(seconds[2:])[len(seconds[2:]) // 2]
+        print(f"{'every further token':<42}{1000 * rest:>8.1f} ms, {1 / rest:.1f} tokens a second")
+    if len(accounts) < 2:
+        return
+    regions = accounts[1].regions
+    modelled = sum(r.modelled_ns for r in regions) / 1e9
+    kernels = sum(len(r.kernels) for r in regions)
+    print(
+        f"{'on the card (modelled)':<42}{1000 * modelled:>8.2f} ms, {1 / modelled:.0f} tokens a"
+        f" second: {kernels} kernels"
+    )
+    whole = max(regions, key=lambda r: len(r.kernels))
+    products = [n for n, k in enumerate(whole.kernels) if getattr(k, "kind", "") == "matmul"]
+    # A layer is seven products and attention's two; print those of the second one.
+    if len(products) >= 18:
+        from openspyre.observe.explain import Explanation, RegionFacts
+
+        part = RegionFacts(
+            "one decoder layer, decoding", 1, whole.kernels[products[9] : products[18]], 0
+        )
+        print("\n" + _short(Explanation([part]).text()))
+
+
+def _short(text: str) -> str:
+    """The lines of an explanation that say what a kernel does and costs."""
+    lines = [line for line in text.splitlines() if line[:6].strip() or " from " not in line]
+    kept = [line for line in lines if line.lstrip()[:1].isdigit() and "(modelled" in line]
+    return "\n".join(line[:118] for line in (lines[:1] + kept))
 
 
 def matrix_product(device: str) -> None:
@@ -147,7 +221,7 @@ def matrix_product(device: str) -> None:
 
 
 def show_fallback_account() -> None:
-    """Every operation so far was computed by the CPU: which, how often, how many bytes moved."""
+    """The operations so far that the CPU computed: which, how often, how many bytes moved."""
     report = torch.spyre.fallback_report()
     print("An operation without a kernel on the card runs on the CPU, through explicit copies,")
     print('and is counted. torch.spyre.fallback("error") would refuse it instead.\n')
