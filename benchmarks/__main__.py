@@ -24,6 +24,7 @@ SUBJECTS = {
     "streams": "streams",
     "copies": "copies",
     "programs": "programs",
+    "compiler": "compiler",
 }
 
 
