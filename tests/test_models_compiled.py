@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 import openspyre.device as spyre
 from examples.blocks import DecoderLayer, EncoderLayer, Shape
+from openspyre.observe.explain import KernelFacts, collect
 
 DEVICE = "spyre"
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 1e-2}
@@ -92,6 +93,39 @@ def test_an_encoder_layer(hidden: int, heads: int, mlp: int, dtype: torch.dtype)
     with torch.no_grad():
         wanted = layer(x, mask)
     close(compiled(moved(layer, dtype), moved(x, dtype), moved(mask, dtype)), wanted, dtype)
+
+
+def test_a_cache_is_written_in_place_and_shared_by_grouped_queries() -> None:
+    layer = moved(DecoderLayer(WIDE), torch.float16)
+    cache = [torch.zeros(1, 1, 512, 128).half().to(DEVICE) for _ in range(2)]
+    x, position = torch.randn(1, 1, WIDE.hidden).half().to(DEVICE), torch.tensor([300]).to(DEVICE)
+    with torch.no_grad(), collect() as found:
+        torch.compile(layer, dynamic=False)(x, position, *cache)
+    (region,) = found.regions
+    kernels = [k for k in region.kernels if isinstance(k, KernelFacts)]
+    assert kernels == region.kernels and not found.fallbacks
+    # Neither a copy of a cache nor keys repeated for every query: rows, scores and vectors only.
+    assert all(k.bytes_written < cache[0].nbytes // 4 for k in kernels)
+    assert int((cache[0].cpu() != 0).any(-1).sum()) == 1
+
+
+def test_one_token_reads_one_row_of_a_table_larger_than_lx() -> None:
+    table = torch.randn(40_000, 64)
+    lookup = torch.compile(lambda n, t: torch.nn.functional.embedding(n, t) * 2)
+    with spyre.fallback("error"):
+        found = lookup(torch.tensor([[39_999]]).to(DEVICE), table.to(DEVICE))
+    assert torch.equal(found.cpu()[0, 0], table[-1] * 2)
+
+
+def test_a_weight_that_is_a_table_too_keeps_its_rows() -> None:
+    """Tied embeddings, where the product is met before the lookup."""
+    table, x = torch.randn(200, 96), torch.randn(3, 96)
+    there = table.to(DEVICE)
+    with spyre.fallback("error"):
+        scores = torch.compile(lambda a, t: a @ t.t())(x.to(DEVICE), there)
+        rows = torch.compile(lambda n, t: t[n] + 0)(torch.tensor([5, 199]).to(DEVICE), there)
+    close(scores, x @ table.t(), torch.float32)
+    assert torch.equal(rows.cpu(), table[[5, 199]])
 
 
 # --- the architectures of transformers
