@@ -341,7 +341,6 @@ row(
     torch.full((128, 128), 0.25).to(torch.float8_e4m3fn),
     torch.tensor(1.0),
     right=[[[8.0] * 128] * 16],
-    eager_falls_back=True,  # TODO: not with csrc/torch/attention.cpp as it is now, once built
 )
 
 _PROMOTED = (*INTEGERS, half, torch.bfloat16, torch.float32)
