@@ -9,15 +9,12 @@ from __future__ import annotations
 
 import copy
 import json
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from typing import Any
 
-from benchmarks.measure import Row, interleave
+from benchmarks.measure import Row, interleave, rows_of_worker
 
 CACHE = 2048
 PROMPTS = (128, 512)
@@ -28,21 +25,14 @@ TOLERANCE = 2e-2
 
 def run() -> Iterator[Row]:
     """The rows of the worker process."""
-    environment = dict(
-        os.environ, OPENSPYRE_THREADS="1", OMP_NUM_THREADS="1", OPENSPYRE_CACHE_DIR="off",
-        OPENSPYRE_EAGER="native", TORCHINDUCTOR_FORCE_DISABLE_CACHES="1",
-    )  # fmt: skip
-    worker = subprocess.run(
-        [sys.executable, "-m", "benchmarks.compiler"],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
+    return rows_of_worker(
+        "benchmarks.compiler",
+        {
+            "OPENSPYRE_CACHE_DIR": "off",
+            "OPENSPYRE_EAGER": "native",
+            "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1",
+        },
     )
-    if worker.returncode:
-        raise RuntimeError(f"the worker failed:\n{worker.stderr}")
-    for row in json.loads(worker.stdout.splitlines()[-1]):
-        yield Row(**row)
 
 
 def _rows() -> Iterator[Row]:

@@ -6,10 +6,14 @@ else the machine does falls on all of them alike. Imports no torch.
 
 from __future__ import annotations
 
+import json
+import os
 import statistics
+import subprocess
+import sys
 import time
 import timeit
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -135,3 +139,19 @@ def table(rows: Sequence[Row]) -> str:
         ).rstrip()
         for line in cells
     )
+
+
+def rows_of_worker(module: str, environment: Mapping[str, str]) -> Iterator[Row]:
+    """The rows that `python -m module` prints as JSON on its last line, run in a process of its own
+    on one thread, with `environment` on top. RuntimeError with its errors when it fails."""
+    worker = subprocess.run(
+        [sys.executable, "-m", module],
+        env={**os.environ, "OPENSPYRE_THREADS": "1", "OMP_NUM_THREADS": "1", **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if worker.returncode:
+        raise RuntimeError(f"the worker failed:\n{worker.stderr}")
+    for row in json.loads(worker.stdout.splitlines()[-1]):
+        yield Row(**row)

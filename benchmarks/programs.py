@@ -8,9 +8,6 @@ for; the reference is torch in float32, products by `torch.mm`, rows by `torch.c
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -18,7 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measure import Row, interleave
+from benchmarks.measure import Row, interleave, rows_of_worker
 
 PRODUCTS = (
     # m, k, n, at least this speed of torch's
@@ -37,18 +34,7 @@ QUEUED = 1000
 
 def run() -> Iterator[Row]:
     """The rows of the worker process."""
-    environment = dict(os.environ, OPENSPYRE_THREADS="1", OMP_NUM_THREADS="1")
-    worker = subprocess.run(
-        [sys.executable, "-m", "benchmarks.programs"],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if worker.returncode:
-        raise RuntimeError(f"the worker failed:\n{worker.stderr}")
-    for row in json.loads(worker.stdout.splitlines()[-1]):
-        yield Row(**row)
+    return rows_of_worker("benchmarks.programs", {})
 
 
 def _rows() -> Iterator[Row]:

@@ -2,9 +2,9 @@
 
 `compile_call` lowers one ATen operation with the compiler's lowerings, compiles it through the
 cache, prepares it on the device, and says how the call and all others of its key are launched: a
-*recipe*. Or it gives the reason why the CPU computes such calls. What the arguments must satisfy,
-and what the results look like, PyTorch's own meta kernels say; where they raise, the CPU's kernel
-is called and raises the message.
+*recipe*. Or it gives the reason why the CPU computes such calls. Results look as the lowering and
+PyTorch's rules of strides say. PyTorch's meta kernels are asked where those do not settle it, and
+where a lowering fails: what they refuse, the CPU's kernel is called for, which raises the message.
 
 Called with the GIL, below autograd; nothing here waits for the card.
 """
@@ -22,7 +22,14 @@ from torch._prims_common import compute_elementwise_output_strides
 
 from openspyre import _C
 from openspyre.compiler import cache, launch
-from openspyre.compiler.bind import Bound, bind, bind_view, contiguous_strides, storage_layout
+from openspyre.compiler.bind import (
+    Bound,
+    bind,
+    bind_view,
+    contiguous_strides,
+    storage_layout,
+    tensor_facts,
+)
 from openspyre.compiler.build import GraphBuilder
 from openspyre.compiler.errors import CompileError, Unsupported
 from openspyre.compiler.graph import Role, Tensor
@@ -32,12 +39,20 @@ from openspyre.compiler.options import CompileOptions
 from openspyre.compiler.view import View
 from openspyre.formats import Mode, format_for
 from openspyre.layout import SpyreTensorLayout
+from openspyre.ops.eager_run import (
+    CONSTANT,
+    OUTPUT,
+    TEMP,
+    TENSOR,
+    Runner,
+    extents_meet,
+    identity,
+    shares_storage,
+)
 from openspyre.program.model import Card
 
 Recipe: TypeAlias = "dict[str, Any]"
 
-TENSOR, OUTPUT, CONSTANT, TEMP = range(4)
-"""What a launch argument is: csrc/torch/native_ops.cpp Recipe::From."""
 SEED, OFFSET = -1, -2
 """A symbol that comes from the generator."""
 
@@ -247,7 +262,7 @@ class _Call:
         def twin(value: Any) -> Any:
             if isinstance(value, _TensorAt):
                 tensor = self.tensors[value.index]
-                key = _identity(tensor)
+                key = identity(tensor)
                 if key not in by_identity:
                     by_identity[key] = torch.empty_strided(
                         tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta"
@@ -467,13 +482,13 @@ class _Call:
             if any(s == 0 and n > 1 for n, s in zip(target.shape, target.stride(), strict=True)):
                 raise Declined("it writes to an expanded tensor")
             for n, other in enumerate(arguments):
-                if n == w or not _shares(target, other.tensor):
+                if n == w or not shares_storage(target, other.tensor):
                     continue
-                if _identity(target) == _identity(other.tensor):
+                if identity(target) == identity(other.tensor):
                     if n in written:
                         raise Declined("it writes twice to one tensor")
                     continue
-                if _extents_meet(target, other.tensor):
+                if extents_meet(target, other.tensor):
                     raise Declined("it writes to a tensor that overlaps another argument")
 
     def _inputs(
@@ -489,7 +504,7 @@ class _Call:
         def value_of(slot: Any) -> Any:
             if isinstance(slot, _TensorAt):
                 argument = arguments[slot.index]
-                key = _identity(argument.tensor)
+                key = identity(argument.tensor)
                 if key not in by_identity:
                     made = argument.seen.tensor(b, f"a{slot.index}", argument.dtype, Role.INPUT)
                     by_identity[key] = argument.seen.view(made)
@@ -616,8 +631,8 @@ class _Call:
             raise Declined(f"a result of shape {tuple(value.shape)} for a tensor of {sizes}")
         if not torch.can_cast(getattr(torch, value.dtype), tensor.dtype):
             raise Declined(f"a result of {value.dtype} for a tensor of {argument.dtype}")
-        key = _identity(tensor)
-        readers = [a for a in arguments if a.view is not None and _identity(a.tensor) == key]
+        key = identity(tensor)
+        readers = [a for a in arguments if a.view is not None and identity(a.tensor) == key]
         held = readers[0].view.tensor if readers and readers[0].view is not None else None
         if (
             held is not None and value.tensor is not held and not plan.builder.graph.readers(held)
@@ -627,7 +642,7 @@ class _Call:
             readers = []
         direct = bound is not None and bound.whole_sticks
         if direct and not readers:
-            layout, _, origin = _facts(tensor)
+            layout, _, origin = tensor_facts(tensor)
             made, seen = self._made(
                 plan, value, layout, sizes, tensor.stride(), origin, argument.dtype
             )
@@ -656,7 +671,7 @@ class _Call:
         dense = [n in used and a.bound is None for n, a in enumerate(arguments)]
         single = loaded.single
         if any(dense) or single is None or any(o.into >= 0 for o in plan.outputs):
-            recipe["run"] = _Runner(plan, loaded, dense)
+            recipe["run"] = Runner(plan.sources, [o.into for o in plan.outputs], loaded, dense)
             return recipe
         for tensor in single.tensors:
             name, more = tensor.memory.name, 0
@@ -687,7 +702,7 @@ class _Call:
 
     def _binding(self, argument: _Argument, bound: Bound, written: bool) -> tuple[Any, ...]:
         """How another tensor of the same key is held to lie as this one."""
-        layout, _, origin = _facts(argument.tensor)
+        layout, _, origin = tensor_facts(argument.tensor)
         return (
             list(bound.shape), list(bound.linear), list(bound.place.strides), bound.place.stick,
             layout.format.elements_per_stick, written, origin, bound.offset,
@@ -756,63 +771,6 @@ class _Resizer:
         self.op(*positional, **named)
 
 
-class _Runner:
-    """A call that is more than one launch: copies before and after it, several plans."""
-
-    def __init__(self, plan: _Plan, loaded: launch.LoadedRegion, dense: Sequence[bool]) -> None:
-        self.loaded = loaded
-        self.dense = dense
-        self.sources = [plan.sources[t.name] for t in loaded.arguments]
-        self.into = [(n, o.into) for n, o in enumerate(plan.outputs) if o.into >= 0]
-
-    def __call__(
-        self,
-        tensors: Sequence[torch.Tensor],
-        outputs: Sequence[torch.Tensor],
-        numbers: Sequence[int | float],
-        seed: int,
-        offset: int,
-    ) -> None:
-        """Runs the call on its tensors, new outputs, numbers and the generator's state."""
-        ready = [
-            _dense_copy(tensor) if copied else tensor
-            for tensor, copied in zip(tensors, self.dense, strict=True)
-        ]
-        launched: list[torch.Tensor] = []
-        bounds: list[Bound] = []
-        for kind, index, bound in self.sources:
-            if kind == OUTPUT:
-                launched.append(outputs[index])
-            else:
-                launched.append(ready[index])
-                if not self.dense[index]:
-                    found = _rebound(tensors[index], bound)
-                    if found is None:
-                        raise CompileError("a tensor does not lie as the recipe's did")
-                    bound = found
-            bounds.append(bound)
-        symbols: dict[str, int | float] = {f"s{n}": v for n, v in enumerate(numbers)}
-        symbols |= {"seed": seed, "offset": offset}
-        self.loaded.run(launched, bounds, symbols)
-        for output, target in self.into:
-            tensors[target].copy_(outputs[output])
-
-
-def _rebound(tensor: torch.Tensor, bound: Bound) -> Bound | None:
-    """`bound` for a tensor of the same key, which may begin elsewhere."""
-    layout, _, origin = _facts(tensor)
-    here = bind_view(layout, bound.shape, bound.linear, origin)
-    if here is None or here.place != bound.place or here.shape != bound.shape:
-        return None
-    return replace(bound, offset=here.offset)
-
-
-def _dense_copy(tensor: torch.Tensor) -> torch.Tensor:
-    """A contiguous copy on the card."""
-    made = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
-    return made.copy_(tensor)
-
-
 def _recipe_of(outputs: Sequence[_Output], returns: list[int | list[int]]) -> Recipe:
     return {
         "run": None,
@@ -840,37 +798,6 @@ def _flat(value: Any) -> list[Any]:
     if isinstance(value, (list, tuple)):
         return [item for inner in value for item in _flat(inner)]
     return [value]
-
-
-def _facts(tensor: torch.Tensor) -> tuple[SpyreTensorLayout, bool, int]:
-    from openspyre.compiler.bind import tensor_facts
-
-    return tensor_facts(tensor)
-
-
-def _identity(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """Equal for tensors that are the same elements in the same order."""
-    return (
-        tensor.untyped_storage()._cdata, tensor.storage_offset(), tensor.dtype,
-        tuple(tensor.shape), tuple(tensor.stride()),
-    )  # fmt: skip
-
-
-def _shares(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return a.untyped_storage()._cdata == b.untyped_storage()._cdata
-
-
-def _extents_meet(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether the elements that two tensors of one storage span may meet; in whole sticks, where
-    one of them is written."""
-
-    def span(tensor: torch.Tensor) -> tuple[int, int]:
-        low = int(tensor.storage_offset())
-        reach = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
-        return low * tensor.itemsize, (low + reach + 1) * tensor.itemsize
-
-    (a_low, a_high), (b_low, b_high) = span(a), span(b)
-    return a_low < b_high and b_low < a_high
 
 
 def _known(size: Any) -> int:

@@ -280,17 +280,17 @@ class Gather(Indexed):
 
     def _emit_map(
         self,
-        got: Stream,
+        got: Tile,
         access: Access,
         ins: list[tuple[Access, Stream]],
         outs: list[tuple[Access, Stream]],
         over: Mapping[str, Span],
         turn: Expr,
     ) -> None:
-        """The op's body on the gathered tile, in the SFU's queue."""
+        """The op's body on the gathered tile `got`, in the SFU's queue."""
         body = renumbered(self.op, [self.source, *(n for n, _ in self.others)])
         with ExitStack() as stack:
-            read = [_ref(stack.enter_context(got.use(turn)), access)]
+            read = [_ref(got, access)]
             read += [self.draft.ref(stack.enter_context(s.use(turn)), a) for a, s in ins]
             write = [self.draft.ref(stack.enter_context(s.fill(turn)), a) for a, s in outs]
             self.builder.compute(Kind.MAP, over, read, write, body=body)
@@ -370,10 +370,12 @@ class Gather(Indexed):
 
             draft.walk(self.axes, load)
         with b.queue("sfu"):
-            draft.walk(
-                self.axes,
-                lambda spans, turn: self._emit_map(got, access, ins, outs, self.over(spans), turn),
-            )
+
+            def work(spans: dict[str, Span], turn: Expr) -> None:
+                with got.use(turn) as t:
+                    self._emit_map(t, access, ins, outs, self.over(spans), turn)
+
+            draft.walk(self.axes, work)
         self._store(outs)
         return self.finish()
 
@@ -441,39 +443,17 @@ class Gather(Indexed):
                 with ExitStack() as stack:
                     all_ = stack.enter_context(whole.use(turn))
                     number = stack.enter_context(numbers.use(turn))
-                    t = self._filled_here(got)
+                    # Made and used in this queue: its order is enough, no tokens.
                     b.compute(
                         Kind.GATHER, box,
-                        (draft.ref(all_, moved), draft.ref(number, index)), _ref(t, access),
-                        label=name, limit=limit,
+                        (draft.ref(all_, moved), draft.ref(number, index)),
+                        _ref(got.tile, access), label=name, limit=limit,
                     )  # fmt: skip
-                self._map_here(got, access, ins, outs, over, turn)
+                self._emit_map(got.tile, access, ins, outs, over, turn)
 
             draft.walk(self.axes, work)
         self._store(outs)
         return self.finish()
-
-    # Inside one queue the order of instructions is enough: no tokens.
-
-    @staticmethod
-    def _filled_here(got: Stream) -> Tile:
-        return got.tile
-
-    def _map_here(
-        self,
-        got: Stream,
-        access: Access,
-        ins: list[tuple[Access, Stream]],
-        outs: list[tuple[Access, Stream]],
-        over: Mapping[str, Span],
-        turn: Expr,
-    ) -> None:
-        body = renumbered(self.op, [self.source, *(n for n, _ in self.others)])
-        with ExitStack() as stack:
-            read = [_ref(got.tile, access)]
-            read += [self.draft.ref(stack.enter_context(s.use(turn)), a) for a, s in ins]
-            write = [self.draft.ref(stack.enter_context(s.fill(turn)), a) for a, s in outs]
-            self.builder.compute(Kind.MAP, over, read, write, body=body)
 
 
 class Scatter(Indexed):
