@@ -81,12 +81,12 @@ run: $(VENV)/.stamp-run
 # --- tests
 # Hostile program images are tried under AddressSanitizer: 20,000 mutations, or a million.
 test: setup test-asan
-	$(BIN)/python -m pytest -m "not slow" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not slow" $(PYTEST_ARGS)
 test-all: setup
 	OPENSPYRE_FUZZ=1000000 $(MAKE) test-asan
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(PYTEST_ARGS)
 test-torch-next: $(NEXT)/.stamp-openspyre
-	$(NEXT)/bin/python -m pytest -m "not slow" $(PYTEST_ARGS)
+	$(NEXT)/bin/python -m pytest -n $(JOBS) --dist loadfile -m "not slow" $(PYTEST_ARGS)
 bench: setup
 	$(BIN)/python -m benchmarks
 

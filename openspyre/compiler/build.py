@@ -224,6 +224,9 @@ class GraphBuilder:
         if target.tensor.role is Role.INPUT:
             target.tensor.role = Role.INOUT
         box = self._box([target, value], target.shape)
+        if value.tensor is target.tensor and box.accesses[0].index != box.accesses[1].index:
+            value = self.copy(value)  # all of it is read before any is written
+            box = self._box([target, value], target.shape)
         inner = self._typed(lambda x: (x,), [value], target.dtype, [target.dtype], None)
         body = trace(inner, [value.tensor.format(self.mode)])
         self._add(
@@ -418,6 +421,11 @@ class GraphBuilder:
         at least one integer view."""
         if target.tensor.role is Role.INPUT:
             target.tensor.role = Role.INOUT
+        if value.tensor is target.tensor:
+            value = self.copy(value)
+        where = [
+            self.copy(w) if isinstance(w, View) and w.tensor is target.tensor else w for w in where
+        ]
         part = target
         for d, w in enumerate(where):
             if isinstance(w, int) and not same(target.size(d), value.size(w)):

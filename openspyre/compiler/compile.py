@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from openspyre.compiler.errors import CompileError
 from openspyre.compiler.graph import Access, Graph, Op, OpKind, Role, Tensor
 from openspyre.compiler.options import CompileOptions
 from openspyre.compiler.passes import PASSES
@@ -67,6 +68,10 @@ def compile_graph(graph: Graph, options: CompileOptions) -> Region:
     CompileError (a fault of the compiler)."""
     for run in PASSES:
         run(graph, options)
+    for op in graph.ops:
+        for access in op.inputs:
+            if op.kind is not OpKind.COPY and op.collides(access):
+                raise CompileError(f"{op}: it reads {access} while it writes the same memory")
     region = Region(graph)
     for kernel in fuse(graph, options):
         if kernel.kind == "copy":

@@ -224,6 +224,15 @@ class Op:
         bound = {*self.reduced, *([self.label] if self.label else [])}
         return tuple(label for label in self.labels if label not in bound)
 
+    def collides(self, access: Access) -> bool:
+        """Whether reading `access` in this op meets what the op writes at another point: tiles are
+        worked off one by one, so that it would read old and new elements as they come."""
+        return any(
+            out.tensor.memory is access.tensor.memory
+            and (out.tensor is not access.tensor or out.index != access.index)
+            for out in self.outputs
+        )
+
     def __str__(self) -> str:
         box = ", ".join(f"{label} {size}" for label, size in self.labels.items())
         what = self.kind.value

@@ -142,7 +142,7 @@ def _look_through(graph: Graph) -> bool:
             found = copies.get(id(access.tensor))
             if found is not None:
                 made = _through(graph, op, access, found, position, versions)
-                if made is not None:
+                if made is not None and not op.collides(made):
                     op.inputs[number] = made
                     changed = True
                     continue  # it may be a copy again
