@@ -44,6 +44,17 @@ def _eager_way(request: pytest.FixtureRequest) -> Iterator[None]:
     _C.native_set_enabled(before)
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _no_plans_left(request: pytest.FixtureRequest) -> Iterator[None]:
+    """What a module's eager and compiled calls have planned goes with the module: tests of memory
+    and of plans count what there is."""
+    yield
+    if "openspyre.compiler.launch" in sys.modules:
+        from openspyre.device import plans
+
+        plans.release()
+
+
 RunPython = Callable[..., "subprocess.CompletedProcess[str]"]
 
 

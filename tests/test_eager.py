@@ -173,3 +173,19 @@ def test_errors_of_the_compiler_fall_back_with_a_warning(monkeypatch: pytest.Mon
     torch.testing.assert_close(result.cpu(), x * 5)
     assert "a fault" in str(torch.spyre.fallback_report())
     _C.native_clear()
+
+
+def test_release_gives_back_the_plans_of_eager_and_compiled_code() -> None:
+    x = numbers(64)
+    on_card = x.to("spyre")
+    compiled = torch.compile(lambda t: (t + 1).relu())
+    torch.spyre.plans.release()
+    before = torch.spyre.memory_stats()["program_bytes.current"]
+    _ = on_card - on_card, compiled(on_card)
+    assert len(torch.spyre.plans.images()) >= 2
+    assert torch.spyre.memory_stats()["program_bytes.current"] > before
+    torch.spyre.plans.release()
+    assert torch.spyre.plans.images() == []
+    assert torch.spyre.memory_stats()["program_bytes.current"] == before
+    torch.testing.assert_close((on_card + on_card).cpu(), x + x)
+    torch.testing.assert_close(compiled(on_card).cpu(), (x + 1).relu())

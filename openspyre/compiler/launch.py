@@ -176,7 +176,7 @@ def loaded(key: str, region: Region, device: int) -> LoadedRegion:
     return found
 
 
-def unload() -> None:
+def forget_plans() -> None:
     """Gives back what loaded regions hold (those that are still used stay)."""
     _loaded.clear()
 

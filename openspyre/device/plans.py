@@ -5,7 +5,9 @@ What reads directories and programs is imported at the first use: `import torch`
 
 from __future__ import annotations
 
+import gc
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -33,6 +35,7 @@ __all__ = [
     "launch",
     "prepare",
     "record",
+    "release",
 ]
 
 recorder: Recorder | None = None
@@ -173,6 +176,21 @@ def evict_image(device: Device = None) -> bool:
     """Evicts the least recently launched image of `device`, as memory pressure does; False when
     none can go. Its plans load it again at their next launch."""
     return _C.evict_image(device_index(device))
+
+
+def release() -> None:
+    """Gives back the plans, and with them the program memory, that eager operations and compiled
+    regions of this process keep. What is still needed is planned again when it next runs (from the
+    cache: nothing is compiled again). Plans that `prepare` gave belong to their holders and stay."""
+    _C.native_clear()
+    modules = [sys.modules.get(name) for name in _HOLDERS]
+    for module in modules:
+        if module is not None:
+            module.forget_plans()
+    gc.collect()  # plans in cycles, of tracebacks for instance
+
+
+_HOLDERS = ("openspyre.compiler.inductor.regions", "openspyre.compiler.launch")
 
 
 def __getattr__(name: str) -> Any:

@@ -191,6 +191,11 @@ torch.library.impl("openspyre::region", "PrivateUse1", _run)
 torch.library.impl("openspyre::region", "BackendSelect", _run)
 
 
+def forget_plans() -> None:
+    """Gives back what the regions of this process have planned; they plan again when they run."""
+    _runners.clear()
+
+
 @torch.library.impl("openspyre::region", "Functionalize")
 def _functionalize(*args: Any) -> list[torch.Tensor]:
     # Never called: regions are made after functionalization. Its being there tells Inductor that an
