@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -20,6 +21,15 @@ def examine_module(info: Any, run: Run, target: Target) -> Recorder:
     """Every module input of `info`, in training and (where it differs) evaluation mode."""
     record = Recorder()
     dtype = getattr(torch, run.dtype)
+    for what, training, case in cases_of(info, dtype):
+        prepared = prepare_case(info, case, training, dtype, target)
+        if prepared is not None:
+            record.check(what, prepared.both)
+    return record
+
+
+def cases_of(info: Any, dtype: torch.dtype) -> Iterator[tuple[str, bool, Any]]:
+    """What each module input is called, whether it is for training, and it itself."""
     for training in (True, False) if info.train_and_eval_differ else (True,):
         seed(4321)
         inputs = info.module_inputs_func(
@@ -31,20 +41,75 @@ def examine_module(info: Any, run: Run, target: Target) -> Recorder:
         )
         for index, case in enumerate(inputs):
             if case.forward_input is not None:
-                what = f"{'train' if training else 'eval'} {index} {case.desc}".strip()
-                _examine_case(info, case, what, training, dtype, target, record)
-    return record
+                yield (
+                    f"{'train' if training else 'eval'} {index} {case.desc}".strip(),
+                    training,
+                    case,
+                )
 
 
-def _examine_case(
-    info: Any,
-    case: Any,
-    what: str,
-    training: bool,
-    dtype: torch.dtype,
-    target: Target,
-    record: Recorder,
-) -> None:
+class Prepared:
+    """A module on the device, its inputs, and what the CPU made of the same."""
+
+    def __init__(
+        self,
+        twin: nn.Module,
+        inputs: Any,
+        module: nn.Module,
+        expected: Any,
+        wanted: Any,
+        values: bool,
+        target: Target,
+    ) -> None:
+        self.target, self.module, self.expected, self.wanted = target, module, expected, wanted
+        self.values, self.given = values, inputs
+        self.differentiable = wanted is not None
+        self.sizes = [t for t in tree_leaves(inputs) if isinstance(t, Tensor)]
+        self.twin = twin
+        self.placed = False
+
+    def _place(self) -> None:
+        with self.target.aside():
+            self.twin.to(self.target.device)
+            self.mine = tree_map(lambda x: _place(x, self.target.device), self.given)
+        self.placed = True
+        for name, tensor in self.twin.state_dict().items():
+            if isinstance(tensor, Tensor) and tensor.device.type != self.target.device.type:
+                raise Mismatch(f"{name} stayed on {tensor.device} after Module.to")
+
+    def forward(self) -> None:
+        """Raises where the device gives another result or leaves other buffers."""
+        if not self.placed:
+            self._place()
+        self.actual = self.twin(*self.mine[0], **self.mine[1])
+        self.target.synchronize()
+        self._same(self.actual, self.expected, "result")
+        self._same(
+            [b for _, b in self.twin.named_buffers()],
+            [b for _, b in self.module.named_buffers()],
+            "buffer",
+        )
+
+    def backward(self) -> None:
+        """Raises where the device gives other gradients. After `forward`."""
+        found = _gradients(self.twin, self.mine, self.actual)
+        self.target.synchronize()
+        self._same(found, self.wanted, "gradient")
+
+    def both(self) -> None:
+        """Forward, and backward where there is one."""
+        self.forward()
+        if self.differentiable:
+            self.backward()
+
+    def _same(self, actual: Any, expected: Any, what: str) -> None:
+        _same(actual, expected, self.sizes, self.target, self.values, what)
+
+
+def prepare_case(
+    info: Any, case: Any, training: bool, dtype: torch.dtype, target: Target
+) -> Prepared | None:
+    """One module input, with the CPU's results; None where the CPU has none."""
     args, kwargs = case.forward_input.args, case.forward_input.kwargs
     try:
         module = info.module_cls(*case.constructor_input.args, **case.constructor_input.kwargs)
@@ -59,32 +124,8 @@ def _examine_case(
         draws = not torch.equal(state, torch.get_rng_state())
         wanted = _gradients(module, inputs, expected)
     except Exception:
-        return  # what the CPU cannot run is no reference
-
-    def run_on_device() -> None:
-        placed = twin.to(target.device)
-        for name, tensor in placed.state_dict().items():
-            if isinstance(tensor, Tensor) and tensor.device.type != target.device.type:
-                raise Mismatch(f"{name} stayed on {tensor.device} after Module.to")
-        mine = tree_map(lambda x: _place(x, target.device), (args, kwargs))
-        actual = placed(*mine[0], **mine[1])
-        target.synchronize()
-        sizes = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
-        _same(actual, expected, sizes, target, not draws, "result")
-        _same(
-            [b for _, b in placed.named_buffers()],
-            [b for _, b in module.named_buffers()],
-            sizes,
-            target,
-            not draws,
-            "buffer",
-        )
-        if wanted is not None:
-            found = _gradients(placed, mine, actual)
-            target.synchronize()
-            _same(found, wanted, sizes, target, not draws, "gradient")
-
-    record.check(what, run_on_device)
+        return None  # what the CPU cannot run is no reference
+    return Prepared(twin, (args, kwargs), module, expected, wanted, not draws, target)
 
 
 def _place(value: Any, device: torch.device | None) -> Any:

@@ -132,14 +132,14 @@ class Operator:
         self, index: int, reference: Any, placed: Any, expected: Any, actual: Any, values: bool
     ) -> None:
         try:
-            wanted = _gradients(reference, expected, self.target)
+            wanted = gradients(reference, expected, self.target)
         except Exception:
             return
         if wanted is None:
             return
 
         def backward() -> None:
-            found = _gradients(placed, actual, self.target)
+            found = gradients(placed, actual, self.target)
             self.target.synchronize()
             if found is None:
                 raise Mismatch("no output requires a gradient")
@@ -425,7 +425,7 @@ def _seeds_itself(op: Any) -> bool:
     )
 
 
-def _gradients(sample: Any, result: Any, target: Target) -> list[Tensor | None] | None:
+def gradients(sample: Any, result: Any, target: Target) -> list[Tensor | None] | None:
     """d(sum of outputs)/d(inputs), cotangents of ones; None where nothing is differentiable."""
     inputs = [t for t in tensors_of(sample) if t.requires_grad]
     outputs = [

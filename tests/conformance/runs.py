@@ -5,7 +5,7 @@ No torch here: dtypes are names until a worker resolves them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,9 @@ class Run:
     numerics: str | None
     minimum: int | None
     errors: bool = False  # also try the error inputs (they choose their own dtypes)
+    native: bool = False  # eager operations on the card; counts what moves no byte to the host
+    compiled: bool = False  # through torch.compile
+    backward: int | None = None  # like `minimum`, of backward parts
 
     @property
     def exact_dtype(self) -> bool:
@@ -43,6 +46,39 @@ RUNS: dict[str, Run] = {
     )
 }
 
+# What computes on the card itself: docs/operators.md. `minimum` is of native entries, forward.
+NATIVE_RUNS: dict[str, Run] = {
+    run.name: run
+    for run in (
+        Run(
+            "native-float32", "operators", "float32", "float32", None, 450,
+            native=True, backward=300,
+        ),
+        Run("native-float16-ieee", "operators", "float16", "float32", "ieee", 400, native=True),
+        Run("native-float16-dl16", "operators", "float16", "float32", "dl16", 400, native=True),
+        Run(
+            "native-compiled", "operators", "float32", "float32", None, 300,
+            native=True, compiled=True,
+        ),
+        Run("native-modules", "modules", "float32", "float32", None, 80, native=True),
+    )
+}  # fmt: skip
+EVERY_RUN = RUNS | NATIVE_RUNS
+
+
+@dataclass
+class Part:
+    """The forward or backward computation of an entry in a native run.
+
+    `status`: "native", "fallback", "fail", or "none" where the CPU has none. `cases`: how many
+    samples were run, of `of`; a slow entry is cut off. `reason`: why it is not native.
+    """
+
+    status: str
+    cases: int = 0
+    of: int = 0
+    reason: str = ""
+
 
 @dataclass
 class Report:
@@ -58,6 +94,7 @@ class Report:
     fallback_calls: int = 0
     seconds: float = 0.0
     failures: tuple[str, ...] = ()
+    parts: dict[str, Part] = field(default_factory=dict)  # of a native run
 
     @property
     def passed(self) -> bool:

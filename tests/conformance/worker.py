@@ -17,7 +17,7 @@ import warnings
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
-from .runs import RUNS, Report, Run
+from .runs import EVERY_RUN, Report, Run
 
 if TYPE_CHECKING:
     from .operators import Recorder
@@ -62,7 +62,7 @@ def serve(connection: Connection, run_name: str, device: str, fallback: str, log
     torch.set_num_threads(1)
     from .target import Target
 
-    run = RUNS[run_name]
+    run = EVERY_RUN[run_name]
     target = Target(device, run, fallback)
     table = dict(entries(run))
     connection.send(list(table))
@@ -79,6 +79,10 @@ def serve(connection: Connection, run_name: str, device: str, fallback: str, log
 def _examine(name: str, entry: Any, run: Run, target: Any) -> Report:
     started = time.perf_counter()
     before = target.fallback_calls()
+    if run.native:
+        from .native import examine
+
+        return examine(name, entry, run, target)
     try:
         record = _record(entry, run, target)
     except Exception as error:  # a fault of the harness or of the database, not of one check
