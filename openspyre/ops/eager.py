@@ -30,7 +30,7 @@ from openspyre.compiler.bind import (
     storage_layout,
     tensor_facts,
 )
-from openspyre.compiler.build import GraphBuilder
+from openspyre.compiler.build import REGISTER, GraphBuilder
 from openspyre.compiler.errors import CompileError, Unsupported
 from openspyre.compiler.graph import Role, Tensor
 from openspyre.compiler.lower import registry
@@ -210,6 +210,7 @@ class _Call:
         self.tensors: list[torch.Tensor] = []
         self.numbers: list[int | float] = []
         self.constants: set[int] = set()
+        self.whole = True  # lowered as one operation, not by its decomposition
         self.slots: list[Any] = [
             self._slot(kind, value, argument)
             for kind, value, argument in zip(_kinds(op), args, op._schema.arguments, strict=True)
@@ -302,8 +303,29 @@ class _Call:
     def recipe(self) -> Recipe:
         """Compiles the call. Raises Unsupported, Declined, and what the compiler raises."""
         resolved = registry.resolve(self.op)
-        if not resolved.lowered:
-            raise Unsupported(self.name, "the operation", "it has no lowering")
+        if resolved.lowered:
+            try:
+                return self._made_by(resolved)
+            except Unsupported as refusal:
+                if not self._decomposes(resolved):
+                    raise
+                self.whole = False
+                try:
+                    return self._made_by(resolved)
+                except (Unsupported, Declined):
+                    raise refusal from None
+        self.whole = False
+        return self._made_by(resolved)
+
+    def _decomposes(self, resolved: registry.Resolved) -> bool:
+        """Whether torch takes apart an operation whose lowering has refused the call."""
+        if any(_name(tensor.dtype) not in REGISTER for tensor in self.tensors):
+            return False
+        from openspyre.compiler.lower.decompose import has_decomposition
+
+        return has_decomposition(registry.overload(resolved.name))
+
+    def _made_by(self, resolved: registry.Resolved) -> Recipe:
         written = self._written(resolved)
         outs = set(written) if resolved.out else set()
         if any(t.numel() == 0 for n, t in enumerate(self.tensors) if n not in outs):
@@ -549,10 +571,23 @@ class _Call:
             plan.draws = draws
             kwargs |= {"seed": b.scalar("seed", 0), "offset": b.scalar("offset", 0)}
         try:
+            if not self.whole:
+                return self._taken_apart(b, functional, kwargs)
             return registry.lower_op(b, resolved.name, (), kwargs)
         except (ValueError, IndexError, TypeError, ZeroDivisionError):
             self.meta()  # raises Declined where PyTorch raises
             raise
+
+    def _taken_apart(
+        self, b: GraphBuilder, functional: torch._ops.OpOverload, kwargs: dict[str, Any]
+    ) -> Any:
+        """The results by torch's own decompositions."""
+        from openspyre.compiler.lower.decompose import lower_by_decomposition
+
+        schema = functional._schema.arguments
+        positional = [a.name for a in schema if not a.kwarg_only and a.name not in registry.IGNORED]
+        args = [kwargs.pop(name) for name in positional]
+        return lower_by_decomposition(b, functional, args, kwargs)
 
     def _out_dtype(self, resolved: registry.Resolved) -> str:
         slot = self._slot_of(resolved.written[0])
@@ -744,9 +779,15 @@ class _Resizer:
     ) -> None:
         """Gives the outs their sizes and makes the call again."""
         for index, sizes, strides in self.sizes:
-            tensors[index].resize_(sizes)
-            if tensors[index].stride() != strides:
-                tensors[index].as_strided_(sizes, strides)
+            given = tensors[index]
+            if given.untyped_storage().nbytes() == 0:
+                # Nothing to keep, and new memory is laid for these sizes at once.
+                made = torch.empty_strided(sizes, strides, dtype=given.dtype, device=given.device)
+                given.set_(made.untyped_storage(), 0, sizes, strides)
+                continue
+            given.resize_(sizes)
+            if given.stride() != strides:
+                given.as_strided_(sizes, strides)
 
         def value_of(slot: Any) -> Any:
             if isinstance(slot, _TensorAt):

@@ -74,6 +74,11 @@ def lower_by_decomposition(
     return _lowered(b, name, module, views)
 
 
+def has_decomposition(op: torch._ops.OpOverload) -> bool:
+    """Whether torch has a decomposition of the operation itself."""
+    return op in _whole_table()
+
+
 def decomposed(
     op: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None
 ) -> torch.fx.Graph:
