@@ -16,14 +16,13 @@ from openspyre import _C
 from openspyre.compiler import cache, launch, weights
 from openspyre.compiler.bind import Bound, bind, bind_view, storage_layout
 from openspyre.compiler.build import GraphBuilder, Scalar
-from openspyre.compiler.errors import CompileError
 from openspyre.compiler.graph import Role
 from openspyre.compiler.options import CompileOptions
+from openspyre.compiler.results import Made, made
 from openspyre.compiler.sizes import known
 from openspyre.compiler.traced import (
     SEEDED,
     Call,
-    Result,
     TracedRegion,
     concrete,
     lower_region,
@@ -39,17 +38,24 @@ listeners: list[Callable[[Planned], None]] = []
 
 @dataclass
 class Planned:
-    """A region for one combination. For each launch argument: which tensor (negative: new result
-    -1 - n) and how it is seen. `copied`: inputs that go through a dense copy; `back`: those whose
-    copy is written back."""
+    """A region for one combination. For each launch argument: which tensor (negative: the base of
+    new result -1 - n) and how it is seen. `copied`: inputs that go through a dense copy; `back`:
+    those whose copy is written back; `plain`: every result is its base."""
 
     loaded: launch.LoadedRegion
     sources: list[tuple[int, Bound]]
-    outputs: list[tuple[Sequence[int], Sequence[int], torch.dtype]]
+    outputs: list[Made]
     copied: list[int]
     back: list[int]
     draws: list[int]
+    plain: bool
     direct: Direct | None = None
+
+    def results(self, bases: list[torch.Tensor]) -> list[torch.Tensor]:
+        """The new results, when their bases are written."""
+        if self.plain:
+            return bases
+        return [made.finish(base) for made, base in zip(self.outputs, bases, strict=True)]
 
 
 @dataclass
@@ -84,18 +90,15 @@ class Runner:
         for listener in listeners:
             listener(plan)
         device = torch.device("spyre", self.device)
-        results = [
-            torch.empty_strided(shape, strides, dtype=dtype, device=device)
-            for shape, strides, dtype in plan.outputs
-        ]
+        bases = [made.allocate(device) for made in plan.outputs]
         direct = plan.direct
         if direct is not None:
             pool = [*tensors, *direct.held]
             if direct.temp_bytes:
                 pool.append(torch.empty((direct.temp_bytes,), dtype=torch.uint8, device=device))
-            pool += reversed(results)
+            pool += reversed(bases)
             direct.launch([pool[n] for n in direct.which], direct.offsets, ())
-            return results
+            return plan.results(bases)
         ready: Sequence[torch.Tensor] = tensors
         if plan.copied:
             ready = [
@@ -108,7 +111,7 @@ class Runner:
         bounds: list[Bound] = []
         for number, bound in plan.sources:
             if number < 0:
-                launched.append(results[-1 - number])
+                launched.append(bases[-1 - number])
             else:
                 launched.append(ready[number])
             bounds.append(bound)
@@ -121,7 +124,7 @@ class Runner:
         plan.loaded.run(launched, bounds, symbols)
         for number in plan.back:
             tensors[number].copy_(ready[number])
-        return results
+        return plan.results(bases)
 
     @staticmethod
     def _key(tensors: Sequence[torch.Tensor], sizes: Sequence[int]) -> Any:
@@ -151,9 +154,9 @@ class Runner:
                 bound = bind_view(layout, tuple(tensor.shape), strides)
                 assert bound is not None
             dtype = str(tensor.dtype).removeprefix("torch.")
-            made = bound.tensor(b, f"a{number}", dtype, Role.INPUT)
-            sources[made.name] = (number, bound)
-            views.append(bound.view(made))
+            argument = bound.tensor(b, f"a{number}", dtype, Role.INPUT)
+            sources[argument.name] = (number, bound)
+            views.append(bound.view(argument))
         draws: list[int] = []
         results = lower_region(self.region, b, views, dict(symbols), extra=self._seeds(b, draws))
         inputs = {
@@ -161,15 +164,18 @@ class Runner:
         }
         if weights.relay(b.graph, inputs):
             return self._plan(tensors, sizes)
-        outputs: list[tuple[Sequence[int], Sequence[int], torch.dtype]] = []
+        outputs: list[Made] = []
         for result, value in zip(self.region.results, results, strict=True):
             if result.into >= 0:
                 continue
             shape = concrete(result.facts.sizes, symbols)
             strides = concrete(result.facts.strides, symbols)
-            bound = self._result(b, result, value, shape, strides, len(outputs))
-            sources[f"out{len(outputs)}"] = (-1 - len(outputs), bound)
-            outputs.append((shape, strides, getattr(torch, result.facts.dtype)))
+            new = made(shape, strides, result.facts.dtype, format_for(result.facts.dtype, mode))
+            target = new.bound.tensor(b, f"out{len(outputs)}", result.facts.dtype, Role.OUTPUT)
+            b.operation = ""
+            b.store(new.bound.view(target), new.narrowed(value))
+            sources[target.name] = (-1 - len(outputs), new.bound)
+            outputs.append(new)
         b.graph.name = self.region.name
         b.graph.exclusive = _exclusive(tensors, self.written)
         key, region = cache.compiled(b.graph, self._options(mode))
@@ -181,6 +187,7 @@ class Runner:
             copied,
             [n for n in copied if n in self.written],
             draws,
+            all(new.whole for new in outputs),
         )
         if not copied and not draws:
             plan.direct = self._direct(plan, len(tensors))
@@ -221,25 +228,6 @@ class Runner:
             [loaded.constants[n] for n in names],
             loaded.temp_bytes,
         )
-
-    def _result(
-        self,
-        b: GraphBuilder,
-        result: Result,
-        value: View,
-        shape: Sequence[int],
-        strides: Sequence[int],
-        number: int,
-    ) -> Bound:
-        """A new tensor of the region with these sizes and strides; `value` is stored to it."""
-        format = format_for(result.facts.dtype, b.mode)
-        bound = bind_view(storage_layout(shape, strides, format), shape, strides)
-        if bound is None:
-            raise CompileError(f"{self.region.name}: a result of strides {list(strides)}")
-        made = bound.tensor(b, f"out{number}", result.facts.dtype, Role.OUTPUT)
-        b.operation = ""
-        b.store(bound.view(made), value.expand(shape) if value.rank == len(shape) else value)
-        return bound
 
     @staticmethod
     def _seeds(

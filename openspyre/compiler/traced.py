@@ -180,13 +180,16 @@ def lower_region(
             kwargs = extra(call, kwargs)
         b.source = call.source
         values.append(lower_op(b, call.op, args, kwargs))
+    # In the traced program an input is what it was at the start, however often it is written.
+    written = {id(inputs[r.into].tensor) for r in region.results if r.into >= 0}
     results = []
     for result in region.results:
         view = values[result.value]
+        results.append(b.copy(view) if id(view.tensor) in written else view)
+    for result, view in zip(region.results, results, strict=True):
         if result.into >= 0:
             b.operation = "aten.copy_.default"
             b.store(inputs[result.into], view)
-        results.append(view)
     return results
 
 

@@ -278,7 +278,7 @@ def _round_trip(
     if full_dims(back.outputs[0], back.labels) is None:
         return None
     readers = [p for p, o in enumerate(graph.ops) for a in o.inputs if a.tensor is target]
-    if any(p > first for p in readers):
+    if any(p >= first for p in readers):  # the scatter itself, too: it would read what it wrote
         return None
     return there, back, names
 

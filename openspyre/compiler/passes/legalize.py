@@ -8,7 +8,8 @@ on the stick only whole sticks), new temps placed. How, by what stands in the wa
   whole sticks of one: an `Alias`, whose strides say the same (no work at all);
 - a read that begins within a stick, steps along it or runs backwards: an Indirect read by a vector
   of indices that a MAP makes;
-- several labels within a stick (a true reshape): OpKind.COPY into a temp;
+- several labels within a stick (a true reshape), or one that moves another dim, too (a diagonal):
+  OpKind.COPY into a temp, or from one;
 - a write that does not fill its sticks: the value goes to a temp; then whole sticks of the target
   are read, renewed where the write goes (`where` on the index) and written;
 - a write that runs backwards: the op's label is turned round instead;
@@ -460,7 +461,9 @@ class _Legal:
         assert isinstance(index, Affine)
         temp = self.temp(sizes, tensor.dtype, self.stick_of(access, -1, (sizes, names), on))
         source = Access(temp, tuple(label_index(n) for n in names))
-        if len(index.terms) > 1:
+        others = {n for d, i in enumerate(access.index) if d != place.stick
+                  and isinstance(i, Affine) for n in i.labels}  # fmt: skip
+        if len(index.terms) > 1 or others & set(index.labels):
             after.append(
                 Op(OpKind.COPY, op.name, labels, [source], [moved], source=op.source)
             )  # fmt: skip
