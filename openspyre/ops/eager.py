@@ -67,6 +67,10 @@ _TURNED = frozenset(
 """Operations that give other strides than contiguous ones for contiguous operands."""
 
 
+_SKIP_EMPTY = frozenset(("aten.cat.default",))
+"""Operations whose lowering leaves out tensors without elements; others give nothing of none."""
+
+
 class Declined(Exception):
     """Why the CPU computes this call; nothing is wrong."""
 
@@ -328,7 +332,8 @@ class _Call:
     def _made_by(self, resolved: registry.Resolved) -> Recipe:
         written = self._written(resolved)
         outs = set(written) if resolved.out else set()
-        if any(t.numel() == 0 for n, t in enumerate(self.tensors) if n not in outs):
+        empty = [t.numel() == 0 for n, t in enumerate(self.tensors) if n not in outs]
+        if all(empty) if resolved.name in _SKIP_EMPTY else any(empty):
             return self._empty(written)
         make = self._compiled
         if any(self.tensors[n].numel() == 0 for n in outs):
@@ -486,13 +491,12 @@ class _Call:
         return {id(v): (n, tuple(t.stride())) for v, n, t in zip(views, sizes, twins, strict=True)}
 
     def _bound(self, tensor: torch.Tensor) -> _Argument:
-        dense = bind_view(
-            storage_layout(tensor.shape, contiguous_strides(tensor.shape), self._format(tensor)),
-            tensor.shape,
-            contiguous_strides(tensor.shape),
-        )
+        shape = tuple(tensor.shape) if tensor.numel() else (1,)  # one that is not looked at
+        strides = contiguous_strides(shape)
+        dense = bind_view(storage_layout(shape, strides, self._format(tensor)), shape, strides)
         assert dense is not None
-        return _Argument(tensor, bind(tensor), dense, _name(tensor.dtype))
+        seen = bind(tensor) if tensor.numel() else dense
+        return _Argument(tensor, seen, dense, _name(tensor.dtype))
 
     def _format(self, tensor: torch.Tensor) -> Any:
         return format_for(_name(tensor.dtype), self.mode)
@@ -526,6 +530,8 @@ class _Call:
         def value_of(slot: Any) -> Any:
             if isinstance(slot, _TensorAt):
                 argument = arguments[slot.index]
+                if argument.tensor.numel() == 0:  # nothing of it is read
+                    return b.input(f"a{slot.index}", argument.tensor.shape, argument.dtype)
                 key = identity(argument.tensor)
                 if key not in by_identity:
                     made = argument.seen.tensor(b, f"a{slot.index}", argument.dtype, Role.INPUT)
