@@ -275,7 +275,7 @@ _ROWS: tuple[Variable, ...] = (
     ),
     Variable(
         name="OPENSPYRE_EAGER",
-        default="fallback",
+        default="native",
         values="native, fallback",
         meaning="native: eager operations are compiled for the card where the compiler knows them; "
         "fallback: the CPU computes all of them.",

@@ -71,12 +71,16 @@ def clean_environment(env: Mapping[str, str] | None = None) -> dict[str, str]:
 
 
 @pytest.fixture
-def run_python() -> RunPython:
+def run_python(request: pytest.FixtureRequest) -> RunPython:
     """`run_python(code, env=None, *, check=True, timeout=120)` runs `code` in a fresh interpreter.
 
-    The child sees none of the parent's OpenSpyre variables, only those of `env`. With `check` a
+    The child sees none of the parent's OpenSpyre variables, only those of `env`; its eager
+    operations are those of the module (`_eager_way`). With `check` a
     non-zero exit fails the test and shows the child's output. Returns the CompletedProcess.
     """
+
+    native = getattr(request.module, "NATIVE", False)
+    eager = {"OPENSPYRE_EAGER": "native" if native else "fallback"}
 
     def run(
         code: str,
@@ -87,7 +91,7 @@ def run_python() -> RunPython:
     ) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(
             [sys.executable, "-c", code],
-            env=clean_environment(env),
+            env=clean_environment({**eager, **(env or {})}),
             capture_output=True,
             text=True,
             timeout=timeout,
