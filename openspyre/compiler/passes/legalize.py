@@ -13,7 +13,8 @@ on the stick only whole sticks), new temps placed. How, by what stands in the wa
 - a write that does not fill its sticks: the value goes to a temp; then whole sticks of the target
   are read, renewed where the write goes (`where` on the index) and written;
 - a write that runs backwards: the op's label is turned round instead;
-- a SCATTER into such a place: into a copy, which is written back.
+- a SCATTER into such a place: into a copy, which is written back;
+- an index of a SCATTER whose stick is along another label than the last: a copy.
 
 Constants are cut to size when compiling. Invariant: no bit of a result changes.
 """
@@ -113,12 +114,40 @@ class _Legal:
         while number < len(op.inputs):  # an input may bring its indices along
             op.inputs[number] = self.read(op, number)
             number += 1
+        self._turn_index(op)
         after: list[Op] = []
         for number, access in enumerate(op.outputs):
             op.outputs[number] = self.write(op, access, after)
         self.blocks[-1].append(op)
         for more in after:
             self.emit(more)
+
+    def _turn_index(self, op: Op) -> None:
+        """A scatter takes its points in order, so the positions of its last label must lie on the
+        stick: an index with another of its labels there is copied."""
+        if op.kind is not OpKind.SCATTER:
+            return
+        target = op.outputs[0]
+        numbers = [i.input for i in target.index if isinstance(i, Indirect)]
+        varied = {label for n in numbers for label in op.inputs[n].labels}
+        free = [label for label in op.labels if label in varied - target.labels]
+        for n in numbers:
+            access = op.inputs[n]
+            place = access.tensor.place
+            assert place is not None
+            at = access.index[place.stick] if place.stick >= 0 else Affine()
+            assert isinstance(at, Affine)
+            if at.single not in free[:-1] or free[-1] not in access.labels:
+                continue
+            labels, source, (sizes, names), on = self.window(op, access, [], -1)
+            last = next(
+                d for d, i in enumerate(on) if isinstance(i, Affine) and i.single == free[-1]
+            )
+            temp = self.temp(sizes, access.tensor.dtype, last)
+            out = Access(temp, tuple(label_index(n) for n in names))
+            body = identity_body(access.tensor.format(self.graph.mode))
+            self.emit(Op(OpKind.MAP, op.name, labels, [source], [out], body, source=op.source))
+            op.inputs[n] = Access(temp, on)
 
     # --- new parts
 
