@@ -18,6 +18,7 @@ from torch.utils.backend_registration import (
 )
 
 from openspyre import _C, env
+from openspyre.ops import batch_norm
 
 NAME = "spyre"
 # Submodules that are reachable as torch.spyre.<name>; without an entry of its own,
@@ -56,6 +57,7 @@ def register(module: ModuleType) -> None:
     _apply(_configuration)
     rename_privateuse1_backend(NAME)
     _C.register_graph()
+    batch_norm.register()
     torch._register_device_module(NAME, module)
     for name in SUBMODULES:
         sys.modules[f"torch.{NAME}.{name}"] = importlib.import_module(f"{module.__name__}.{name}")

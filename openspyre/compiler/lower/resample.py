@@ -41,6 +41,7 @@ def ratio(size: int, out: int, scale: float | None, align: bool = False) -> floa
     """Input elements per output element."""
     if align:
         return (size - 1) / (out - 1) if out > 1 else 0.0
+    scale = constant(scale, "a scale factor")
     return 1.0 / scale if scale is not None and scale > 0 else size / out
 
 
