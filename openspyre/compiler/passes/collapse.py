@@ -366,6 +366,9 @@ def _unroll(graph: Graph) -> None:
         free = [n for n in op.parallel if known(op.labels[n]) is not None]
         if op.kind is OpKind.MATMUL:
             free = [n for n in free if n in op.inputs[0].labels]
+        # A number on the stick would be a place within it, which no access may begin at.
+        on_stick = {n for a in (*op.inputs, *op.outputs) for n in _on_stick(a)}
+        free = [n for n in free if n not in on_stick]
         if not free or op.kind is OpKind.SCATTER:
             raise Unsupported(
                 op.name or op.kind.value, str(op),
@@ -378,6 +381,14 @@ def _unroll(graph: Graph) -> None:
             replace_label(part, label, {}, Affine((), at))
             todo.append(part)
     graph.ops = ops
+
+
+def _on_stick(access: Access) -> set[str]:
+    """The labels that move an access along the stick."""
+    place = access.tensor.place
+    assert place is not None
+    index = access.index[place.stick] if place.stick >= 0 else None
+    return set(index.labels) if isinstance(index, Affine) else set()
 
 
 def _narrowed(graph: Graph, names: Names, op: Op, access: Access) -> Access:
