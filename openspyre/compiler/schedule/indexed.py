@@ -14,6 +14,7 @@ Imports no torch.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
@@ -389,6 +390,10 @@ class Gather(Indexed):
         name = along or "only"
         moved = substitute(self.moved, {dim: name})
         outer = list(self.op.labels)
+        lies = common.stick_label(moved)
+        if lies in outer:  # the gathered tile has its stick along it, whatever the others have
+            eps = self.moved.tensor.format(self.mode).elements_per_stick
+            self.units[lies] = math.lcm(self.units.get(lies, 1), eps)
         nbytes = sum(common.tile_bytes(a, self.sized({}), self.mode) for a in self.op.outputs)
         # Cores split what moves the source as well, so that none loads what another needs.
         parts = self.parts([label for label in outer if label != along] or outer, nbytes)
