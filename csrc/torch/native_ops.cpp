@@ -6,6 +6,7 @@
 #include <ATen/ops/empty_strided.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
 #include <torch/csrc/utils/pybind.h>
+#include <torch/library.h>
 
 #include <bit>
 #include <optional>
@@ -19,14 +20,13 @@
 #include "torch/errors.h"
 #include "torch/generator.h"
 #include "torch/launch.h"
-#include "torch/layout_numbers.h"
+#include "torch/native_call.h"
 #include "torch/op_scope.h"
 
 namespace openspyre::device {
 namespace {
 
 using torch::jit::Stack;
-using Words = std::vector<int64_t>;
 
 std::atomic<bool> enabled{false};
 
@@ -86,13 +86,6 @@ struct Entry {
 
 // ---- Operations ---------------------------------------------------------------------------------
 
-enum class Kind : uint8_t { Tensor, Tensors, Number, Numbers, Generator, Device, Ignored, Other };
-
-struct ArgumentInfo {
-  Kind kind;
-  c10::IValue preset;  // the default of a number
-};
-
 struct NativeOp {
   const OperatorFacts* facts;
   std::string name, overload;
@@ -100,6 +93,8 @@ struct NativeOp {
   bool refused = false;  // never computed here
   std::unordered_map<Words, Entry, WordsHash> entries;
 };
+
+constexpr char kRegion[] = "openspyre::region";
 
 // All of it is guarded by the GIL. Leaked: kernels may run during interpreter exit.
 std::unordered_map<const OperatorFacts*, std::unique_ptr<NativeOp>>& operations() {
@@ -151,249 +146,11 @@ NativeOp& operation(const c10::OperatorHandle& op, const OperatorFacts& facts) {
     found->arguments.push_back(
         {kind_of(argument), argument.default_value().value_or(c10::IValue())});
   // Facts of other namespaces do not stay, views have kernels, silent writes are not in schemas.
-  found->refused = facts.view || facts.refused || found->name.compare(0, 6, "aten::") != 0;
+  found->refused = facts.view || facts.refused ||
+                   (found->name.compare(0, 6, "aten::") != 0 && found->name != kRegion);
   for (const ArgumentFacts& argument : facts.arguments) found->refused |= argument.if_training;
   return *found;
 }
-
-// ---- A call -------------------------------------------------------------------------------------
-
-struct Number {
-  bool is_float;
-  double real;
-  int64_t integer;
-  int64_t bits() const { return is_float ? std::bit_cast<int64_t>(real) : integer; }
-};
-
-enum Tag : int64_t {
-  kAbsent = 1,
-  kTensor,
-  kHostTensor,
-  kWrapped,
-  kFloat,
-  kInt,
-  kBool,
-  kPreset,
-  kList,
-  kText,
-  kPlace
-};
-
-struct Call {
-  Words key;
-  c10::SmallVector<at::Tensor, 8> tensors;
-  c10::SmallVector<int64_t, 8> origins;  // linear element of the first one
-  c10::SmallVector<std::shared_ptr<const machine::Layout>, 8> layouts;
-  c10::SmallVector<Number, 4> numbers;
-  c10::SmallVector<bool, 16> wrapped;  // per Tensor argument: a number in a tensor's clothes
-  std::optional<at::Generator> generator;
-  c10::Device device{kSpyre, -1};
-
-  void word(int64_t value) { key.push_back(value); }
-  void words(c10::IntArrayRef values) {
-    key.push_back(static_cast<int64_t>(values.size()));
-    key.insert(key.end(), values.begin(), values.end());
-  }
-
-  bool add_tensor(const at::Tensor& tensor) {
-    if (!tensor.defined()) {
-      word(kAbsent);
-      return true;
-    }
-    if (tensor.is_cpu()) return add_host(tensor);
-    const c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
-    if (!tensor.is_privateuseone() || tensor.layout() != c10::kStrided || !impl->has_storage() ||
-        impl->has_symbolic_sizes_strides() || tensor.is_conj() || tensor.is_neg() ||
-        impl->is_wrapped_number() || tensor.is_quantized() || tensor.is_nested())
-      return false;
-    if (device.index() < 0) {
-      device = tensor.device();
-    } else if (device != tensor.device()) {
-      return false;
-    }
-    const auto index = static_cast<int64_t>(tensors.size());
-    int64_t shares = -1;
-    for (int64_t other = 0; other < index && shares < 0; ++other) {
-      if (tensors[other].unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl() ==
-          impl->unsafe_storage().unsafeGetStorageImpl())
-        shares = other;
-    }
-    word(kTensor);
-    word(static_cast<int64_t>(tensor.scalar_type()));
-    words(tensor.sizes());
-    words(tensor.strides());
-    int64_t origin = tensor.storage_offset();
-    std::shared_ptr<const machine::Layout> layout;
-    int64_t host_offset = 0;
-    if (const AllocationRef held(tensor, &host_offset); held && tensor.numel() != 0) {
-      if (!held->typed) guarded([&] { pin(*held, tensor); });
-      const bool same = held->typed && (held->dtype == tensor.scalar_type() ||
-                                        same_bits(tensor.scalar_type(), held->dtype,
-                                                  card::Runtime::get().numerics().mode));
-      layout = layout_of(*held);
-      const auto itemsize = static_cast<int64_t>(tensor.itemsize());
-      if (host_offset % itemsize != 0) return false;
-      origin += host_offset / itemsize;
-      word(layout_number(layout));
-      // Whether it begins at a stick; what else depends on the offset is checked by the binding.
-      word(!same         ? -1
-           : origin == 0 ? 0
-                         : 1 + layout->element_offset(origin) % machine::kStickBytes);
-    } else {
-      word(-1);
-    }
-    // Tensors that share a storage may overlap: then every offset counts.
-    word(shares);
-    if (shares >= 0) {
-      word(origin);
-      word(origins[static_cast<size_t>(shares)]);
-    }
-    tensors.push_back(tensor);
-    origins.push_back(origin);
-    layouts.push_back(std::move(layout));
-    return true;
-  }
-
-  // A 0-dim tensor of the host is a number.
-  bool add_host(const at::Tensor& tensor) {
-    if (tensor.dim() != 0 || tensor.requires_grad()) return false;
-    const at::ScalarType type = tensor.scalar_type();
-    word(tensor.unsafeGetTensorImpl()->is_wrapped_number() ? kWrapped : kHostTensor);
-    word(static_cast<int64_t>(type));
-    if (type == at::kBool) {
-      word(tensor.item<bool>());
-    } else if (at::isFloatingType(type)) {
-      numbers.push_back({true, tensor.item<double>(), 0});
-    } else if (at::isIntegralType(type, false) && type != at::kUInt64) {
-      numbers.push_back({false, 0, tensor.item<int64_t>()});
-    } else {
-      return false;
-    }
-    return true;
-  }
-
-  bool add_number(const c10::IValue& value, const c10::IValue& preset) {
-    if (value.isNone()) {
-      word(kAbsent);
-    } else if (value.isBool()) {
-      word(kBool);
-      word(value.toBool());
-    } else if (value.isDouble()) {
-      if (preset.isDouble() && preset.toDouble() == value.toDouble()) {
-        word(kPreset);
-        return true;
-      }
-      word(kFloat);
-      numbers.push_back({true, value.toDouble(), 0});
-    } else if (value.isInt()) {
-      if (preset.isInt() && preset.toInt() == value.toInt()) {
-        word(kPreset);
-        return true;
-      }
-      word(kInt);
-      numbers.push_back({false, 0, value.toInt()});
-    } else {
-      return false;  // complex, symbolic
-    }
-    return true;
-  }
-
-  bool add_constant(const c10::IValue& value) {
-    if (value.isNone()) {
-      word(kAbsent);
-    } else if (value.isInt()) {
-      word(kInt);
-      word(value.toInt());
-    } else if (value.isBool()) {
-      word(kBool);
-      word(value.toBool());
-    } else if (value.isDouble()) {
-      word(kFloat);
-      word(std::bit_cast<int64_t>(value.toDouble()));
-    } else if (value.isString()) {
-      word(kText);
-      const std::string& text = value.toStringRef();
-      word(static_cast<int64_t>(text.size()));
-      for (const char c : text) word(c);
-    } else if (value.isDevice()) {
-      word(kPlace);
-      word(static_cast<int64_t>(value.toDevice().type()) << 16 | (value.toDevice().index() & 0xff));
-    } else if (value.isList()) {
-      const auto items = value.toListRef();
-      word(kList);
-      word(static_cast<int64_t>(items.size()));
-      for (const c10::IValue& item : items)
-        if (!add_constant(item)) return false;
-    } else {
-      return false;
-    }
-    return true;
-  }
-
-  bool add(const ArgumentInfo& info, const c10::IValue& value) {
-    switch (info.kind) {
-      case Kind::Tensor:
-        if (value.isNone()) {
-          word(kAbsent);
-          return true;
-        }
-        return add_tensor(value.toTensor());
-      case Kind::Tensors: {
-        if (value.isNone()) {
-          word(kAbsent);
-          return true;
-        }
-        const auto items = value.toListRef();
-        word(kList);
-        word(static_cast<int64_t>(items.size()));
-        for (const c10::IValue& item : items) {
-          if (item.isTensor()) {
-            if (!add_tensor(item.toTensor())) return false;
-          } else {
-            word(kAbsent);
-          }
-        }
-        return true;
-      }
-      case Kind::Number:
-        return add_number(value, info.preset);
-      case Kind::Numbers: {
-        if (value.isNone()) {
-          word(kAbsent);
-          return true;
-        }
-        const auto items = value.toListRef();
-        word(kList);
-        word(static_cast<int64_t>(items.size()));
-        for (const c10::IValue& item : items)
-          if (!add_number(item, c10::IValue())) return false;
-        return true;
-      }
-      case Kind::Generator:
-        if (!value.isNone()) generator = value.toGenerator();
-        return true;
-      case Kind::Ignored:
-        return true;
-      case Kind::Device:
-      case Kind::Other:
-        return add_constant(value);
-    }
-    return false;
-  }
-
-  bool collect(const NativeOp& op, const Stack& stack) {
-    key.reserve(64);
-    const machine::Numerics numerics = card::Runtime::get().numerics();
-    word(static_cast<int64_t>(numerics.mode) << 8 |
-         static_cast<int64_t>(c10::typeMetaToScalarType(c10::get_default_dtype())));
-    const size_t base = stack.size() - op.arguments.size();
-    for (size_t i = 0; i < op.arguments.size(); ++i)
-      if (!add(op.arguments[i], stack[base + i])) return false;
-    if (device.index() < 0) return false;
-    word(device.index());
-    return true;
-  }
-};
 
 // ---- Running a recipe
 // -----------------------------------------------------------------------------
@@ -664,7 +421,83 @@ RecipePtr look_up(NativeOp& op, const Call& call, const Stack& stack, const Word
   return recipe;
 }
 
+// ---- Regions of compiled graphs -----------------------------------------------------------------
+
+// Whether somebody in Python wants to see every launch of a region.
+std::atomic<bool> regions_watched{false};
+
+const OperatorFacts& region_facts(const c10::OperatorHandle& handle) {
+  static auto* owner = new std::unique_ptr<OperatorFacts>;  // kernels may run during exit
+  static const OperatorFacts& facts = facts_of(handle, *owner);
+  return facts;
+}
+
+Words exact_key(const Call& call) {
+  Words exact = call.key;
+  exact.insert(exact.end(), call.origins.begin(), call.origins.end());
+  return exact;
+}
+
+// The recipe of a call that was met before, with its offsets; none if Python has to run it.
+RecipePtr known_recipe(const NativeOp& op, const Call& call, std::vector<int64_t>& offsets) {
+  for (const bool exact : {false, true}) {
+    RecipePtr recipe = find(op, exact ? exact_key(call) : call.key, call);
+    offsets.clear();
+    if (recipe && recipe->reason.empty() && place(*recipe, call, offsets)) return recipe;
+    if (!recipe || !recipe->reason.empty()) return nullptr;
+  }
+  return nullptr;
+}
+
+// Keeps how the call that Python has just run is launched: weights may have been relaid in it, so
+// that its key is another one than before.
+void learn_region(NativeOp& op, const py::module_& regions, const Stack& arguments) {
+  Call call;
+  std::vector<int64_t> offsets;
+  if (!call.collect(op.arguments, arguments) || known_recipe(op, call, offsets)) return;
+  RecipePtr held = find(op, call.key, call);
+  if (held && !held->reason.empty()) return;
+  const RecipePtr recipe =
+      read_recipe(regions.attr("recipe")(*py::tuple(arguments_of(op, arguments))));
+  keep(op, held ? exact_key(call) : call.key, call, {}, recipe);
+}
+
+// region(str key, Tensor[] inputs, Tensor(a!)[] written, SymInt[] sizes) -> Tensor[]. A call whose
+// layouts and sizes were met before is launched here; all others are planned and run in Python
+// (openspyre/compiler/inductor/regions.py).
+void region_kernel(const c10::OperatorHandle& handle, Stack* stack) {
+  const py::gil_scoped_acquire gil;
+  NativeOp& op = operation(handle, region_facts(handle));
+  const bool watched = regions_watched.load(std::memory_order_relaxed);
+  if (!watched) {
+    Call call;
+    std::vector<int64_t> offsets;
+    if (call.collect(op.arguments, *stack)) {
+      if (const RecipePtr recipe = known_recipe(op, call, offsets)) {
+        ++counts().hits;
+        answer(op, *recipe, launch(*recipe, call, offsets), stack);
+        return;
+      }
+    }
+  }
+  const Stack arguments(stack->end() - static_cast<std::ptrdiff_t>(op.arguments.size()),
+                        stack->end());
+  const py::module_ regions = py::module_::import("openspyre.compiler.inductor.regions");
+  const py::object results = regions.attr("run")(*py::tuple(arguments_of(op, arguments)));
+  torch::jit::drop(*stack, op.arguments.size());
+  stack->emplace_back(py::cast<std::vector<at::Tensor>>(results));
+  if (!watched) learn_region(op, regions, arguments);
+}
+
 }  // namespace
+
+// A region that reads no tensor is one of this device all the same: BackendSelect.
+TORCH_LIBRARY_IMPL(openspyre, BackendSelect, m) {
+  m.impl("region", torch::CppFunction::makeFromBoxedFunction<&region_kernel>());
+}
+TORCH_LIBRARY_IMPL(openspyre, PrivateUse1, m) {
+  m.impl("region", torch::CppFunction::makeFromBoxedFunction<&region_kernel>());
+}
 
 bool native_enabled() noexcept { return enabled.load(std::memory_order_relaxed); }
 void set_native_enabled(bool value) noexcept { enabled.store(value, std::memory_order_relaxed); }
@@ -677,7 +510,7 @@ bool run_native(const c10::OperatorHandle& handle, const OperatorFacts& facts, S
   NativeOp& op = operation(handle, facts);
   if (op.refused) return false;
   Call call;
-  if (!call.collect(op, *stack)) {
+  if (!call.collect(op.arguments, *stack)) {
     note_reason(*facts.account, "arguments that the card does not take");
     return false;
   }
@@ -686,9 +519,7 @@ bool run_native(const c10::OperatorHandle& handle, const OperatorFacts& facts, S
   std::vector<int64_t> offsets;
   if (recipe->reason.empty() && !place(*recipe, call, offsets)) {
     // It begins elsewhere in its storage, where it does not lie as the one before did.
-    Words exact = call.key;
-    exact.insert(exact.end(), call.origins.begin(), call.origins.end());
-    recipe = look_up(op, call, *stack, exact);
+    recipe = look_up(op, call, *stack, exact_key(call));
     offsets.clear();
     if (recipe->reason.empty() && !place(*recipe, call, offsets)) return false;
   }
@@ -741,6 +572,7 @@ void bind_native(py::module_& m) {
   m.def("native_enabled", &native_enabled);
   m.def("native_set_enabled", &set_native_enabled, py::arg("enabled"));
   m.def("native_clear", &clear_native_recipes);
+  m.def("watch_regions", [](bool watch) { regions_watched = watch; }, py::arg("watch"));
   m.def("native_counts", [] {
     const NativeCounts now = native_counts();
     py::dict out;

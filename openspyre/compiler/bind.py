@@ -61,6 +61,13 @@ class Bound:
         view = View.of(tensor, self.groups)
         return view.expand(self.sizes) if self.expanded else view
 
+    def row(self, tensor: torch.Tensor, written: bool) -> tuple[object, ...]:
+        """What csrc/torch/native_ops.cpp needs to bind another tensor that lies as `tensor`."""
+        layout, _, origin = tensor_facts(tensor)
+        eps = layout.format.elements_per_stick
+        place = list(self.place.strides), self.place.stick
+        return (list(self.shape), list(self.linear), *place, eps, written, origin, self.offset)
+
     def address(self, index: Sequence[int], elements_per_stick: int) -> int:
         """Byte offset of an element in the storage; for tests."""
         at, eps = self.offset, elements_per_stick

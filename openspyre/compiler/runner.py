@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from openspyre import _C
-from openspyre.compiler import cache, launch, weights
+from openspyre.compiler import cache, launch, stepwise, weights
 from openspyre.compiler.bind import Bound, bind, bind_view, storage_layout
 from openspyre.compiler.build import GraphBuilder, Scalar
 from openspyre.compiler.graph import Role
@@ -30,10 +30,22 @@ from openspyre.compiler.traced import (
 from openspyre.compiler.view import View
 from openspyre.device.random import take_blocks
 from openspyre.formats import Mode, format_for
+from openspyre.ops.eager_run import CONSTANT, OUTPUT, TEMP, TENSOR
 from openspyre.program.model import Card
 
-listeners: list[Callable[[Planned], None]] = []
-"""Told of every launch of a region: openspyre.observe.explain listens."""
+_listeners: list[Callable[[Planned], None]] = []
+
+
+def listen(listener: Callable[[Planned], None]) -> None:
+    """Has `listener` told of every launch of a region. None is made without Python meanwhile."""
+    _listeners.append(listener)
+    _C.watch_regions(True)
+
+
+def unlisten(listener: Callable[[Planned], None]) -> None:
+    """Ends `listen`."""
+    _listeners.remove(listener)
+    _C.watch_regions(bool(_listeners))
 
 
 @dataclass
@@ -55,7 +67,7 @@ class Planned:
         """The new results, when their bases are written."""
         if self.plain:
             return bases
-        return [made.finish(base) for made, base in zip(self.outputs, bases, strict=True)]
+        return [new.finish(base) for new, base in zip(self.outputs, bases, strict=True)]
 
 
 @dataclass
@@ -64,7 +76,7 @@ class Direct:
     of the call, a new result -1 - n, or (beyond both) one of `held`, of which the last is the block
     of temps that every launch makes anew."""
 
-    launch: Callable[[Sequence[torch.Tensor], Sequence[int], Sequence[int]], None]
+    plan: Any
     which: list[int]
     offsets: list[int]
     held: list[torch.Tensor]
@@ -79,25 +91,35 @@ class Runner:
         self.new = [r for r in region.results if r.into < 0]
         self.written = sorted({r.into for r in region.results if r.into >= 0})
         self._plans: dict[Any, Planned] = {}
+        self._refused: set[Any] = set()
+        self._alone: dict[str, Runner] = {}
 
     def __call__(self, tensors: Sequence[torch.Tensor], sizes: Sequence[int]) -> list[torch.Tensor]:
         """Launches on `tensors`, on the current stream; gives the new results."""
         key = self._key(tensors, sizes)
         plan = self._plans.get(key)
         if plan is None:
-            plan = self._plan(tensors, sizes)
+            if key not in self._refused:
+                try:
+                    plan = self._plan(tensors, sizes)
+                except Exception as error:
+                    if not stepwise.takes(error, self.region):
+                        raise
+                    self._refused.add(key)
+            if plan is None:
+                return self._stepwise(tensors, sizes)
             self._plans[self._key(tensors, sizes)] = plan  # weights may have been relaid
-        for listener in listeners:
+        for listener in _listeners:
             listener(plan)
         device = torch.device("spyre", self.device)
-        bases = [made.allocate(device) for made in plan.outputs]
+        bases = [new.allocate(device) for new in plan.outputs]
         direct = plan.direct
         if direct is not None:
             pool = [*tensors, *direct.held]
             if direct.temp_bytes:
                 pool.append(torch.empty((direct.temp_bytes,), dtype=torch.uint8, device=device))
             pool += reversed(bases)
-            direct.launch([pool[n] for n in direct.which], direct.offsets, ())
+            direct.plan.launch_bound([pool[n] for n in direct.which], direct.offsets, ())
             return plan.results(bases)
         ready: Sequence[torch.Tensor] = tensors
         if plan.copied:
@@ -125,6 +147,52 @@ class Runner:
         for number in plan.back:
             tensors[number].copy_(ready[number])
         return plan.results(bases)
+
+    def recipe(self, tensors: Sequence[torch.Tensor], sizes: Sequence[int]) -> dict[str, Any] | str:
+        """How a call that was planned is launched by csrc/torch/native_ops.cpp, or why not."""
+        plan = self._plans.get(self._key(tensors, sizes))
+        if plan is None or plan.direct is None or not plan.plain:
+            return "more than one launch"
+        direct = plan.direct
+        seen = {number: bound for number, bound in plan.sources if number >= 0}
+        arguments: list[tuple[int, int, int]] = []
+        for number, offset in zip(direct.which, direct.offsets, strict=True):
+            kept = number - len(tensors)
+            if number < 0:
+                arguments.append((OUTPUT, -1 - number, offset))
+            elif kept < 0:  # it begins where its binding says
+                arguments.append((TENSOR, number, offset - seen[number].offset))
+            elif kept < len(direct.held):
+                arguments.append((CONSTANT, kept, offset))
+            else:
+                arguments.append((TEMP, 0, offset))
+        return {
+            "run": None,
+            "plan": direct.plan,
+            "arguments": arguments,
+            "bindings": [
+                seen[n].row(tensor, n in self.written) if n in seen else None
+                for n, tensor in enumerate(tensors)
+            ],
+            "constants": direct.held,
+            "outputs": [(list(m.sizes), list(m.strides), m.dtype) for m in plan.outputs],
+            "symbols": [],
+            "returns": [list(range(len(plan.outputs)))],
+            "draws": 0,
+            "temp_bytes": direct.temp_bytes,
+        }
+
+    def _stepwise(
+        self, tensors: Sequence[torch.Tensor], sizes: Sequence[int]
+    ) -> list[torch.Tensor]:
+        def alone(region: TracedRegion, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+            key = region.key
+            if key not in self._alone:
+                self._alone[key] = Runner(region, self.device)
+            return self._alone[key](inputs, ())
+
+        device = torch.device("spyre", self.device)
+        return stepwise.run(self.region, tensors, sizes, device, alone)
 
     @staticmethod
     def _key(tensors: Sequence[torch.Tensor], sizes: Sequence[int]) -> Any:
@@ -222,7 +290,7 @@ class Runner:
                 offset += loaded.temps[name]
             offsets.append(offset)
         return Direct(
-            segment.plan._native.launch_bound,
+            segment.plan._native,
             which,
             offsets,
             [loaded.constants[n] for n in names],

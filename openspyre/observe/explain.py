@@ -285,12 +285,12 @@ def collect() -> Iterator[Explanation]:
     def note(plan: Planned) -> None:
         ran.setdefault(id(plan), [plan, 0])[1] += 1
 
-    runner.listeners.append(note)
+    runner.listen(note)
     found = Explanation()
     try:
         yield found
     finally:
-        runner.listeners.remove(note)
+        runner.unlisten(note)
         found.regions += [region_facts(plan, launches) for plan, launches in ran.values()]
         for row in fallback_report().rows:
             old = before.get(row.operation)

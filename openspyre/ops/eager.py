@@ -39,6 +39,7 @@ from openspyre.compiler.options import CompileOptions
 from openspyre.compiler.view import View
 from openspyre.formats import Mode, format_for
 from openspyre.layout import SpyreTensorLayout
+from openspyre.ops import nothing
 from openspyre.ops.eager_run import (
     CONSTANT,
     OUTPUT,
@@ -334,7 +335,12 @@ class _Call:
         outs = set(written) if resolved.out else set()
         empty = [t.numel() == 0 for n, t in enumerate(self.tensors) if n not in outs]
         if all(empty) if resolved.name in _SKIP_EMPTY else any(empty):
-            return self._empty(written)
+            try:
+                return self._empty(written)
+            except Declined:
+                if not nothing.known(_short(resolved.name)):
+                    raise
+                return self._of_nothing(resolved, written)
         make = self._compiled
         if any(self.tensors[n].numel() == 0 for n in outs):
             make = self._resizing
@@ -378,9 +384,12 @@ class _Call:
     def _empty(self, written: Sequence[int]) -> Recipe:
         """A call with tensors that have no elements: nothing is launched if no result has any."""
         results, twins = self.meta()
+        resized: list[_Target] = []
         for index, twin in twins.items():
             if twin.shape != self.tensors[index].shape:
-                raise Declined("it resizes its out= tensor")
+                if twin.numel() or self.tensors[index].numel():
+                    raise Declined("it resizes its out= tensor")
+                resized.append(_Target(index, (tuple(twin.shape), tuple(twin.stride()))))
         outputs: list[_Output] = []
 
         def note(value: Any) -> int:
@@ -393,7 +402,43 @@ class _Call:
 
         if any(self.tensors[i].numel() for i in written):
             raise Declined("elements made of none")
-        return _recipe_of(outputs, self._returns(results, note))
+        recipe = _recipe_of(outputs, self._returns(results, note))
+        if resized:
+            recipe["run"] = _Filler(resized)
+        return recipe
+
+    def _of_nothing(self, resolved: registry.Resolved, written: Sequence[int]) -> Recipe:
+        """A call whose results have elements though an argument has none."""
+        results, _ = self.meta()
+        name = _short(resolved.name)
+        values = list(results) if isinstance(results, (tuple, list)) else [results]
+        slots = {a.name: s for a, s in zip(self.op._schema.arguments, self.slots, strict=True)}
+        first, beta = slots.get("self"), slots.get("beta", 1)
+        at = first.index if isinstance(first, _TensorAt) else -1
+        number = beta.index if isinstance(beta, _NumberAt) else -1
+        targets: list[_Target] = []
+        outputs: list[_Output] = []
+        for n, value in enumerate(values):
+            if value is None:
+                continue
+            fill = nothing.fill_of(name, n, at, None if number >= 0 else beta, number)
+            if n < len(written):
+                given, sizes = self.tensors[written[n]], tuple(value.shape)
+                laid = None if sizes == tuple(given.shape) else (sizes, tuple(value.stride()))
+                if laid and given.numel():
+                    raise Declined("it resizes its out= tensor")
+                targets.append(_Target(written[n], laid, fill if value.numel() else None))
+            elif value.numel():
+                targets.append(_Target(-1 - len(outputs), None, fill))
+            if n >= len(written):
+                outputs.append(
+                    _Output(tuple(value.shape), tuple(value.stride()), _name(value.dtype))
+                )
+        numbers = iter(range(len(outputs)))
+        returns = self._returns(results, lambda v: -1 if v is None else next(numbers))
+        recipe = _recipe_of(outputs, returns)
+        recipe["run"] = _Filler(targets)
+        return recipe
 
     def _returns(self, results: Any, note: Callable[[Any], int]) -> list[int | list[int]]:
         """For each return value of the operation that is new: its output by `note`, or a list."""
@@ -737,17 +782,9 @@ class _Call:
         for n, argument in enumerate(arguments):
             held = seen.get(n)
             recipe["bindings"].append(
-                None if held is None else self._binding(argument, held, n in written)
+                None if held is None else held.row(argument.tensor, n in written)
             )
         return recipe
-
-    def _binding(self, argument: _Argument, bound: Bound, written: bool) -> tuple[Any, ...]:
-        """How another tensor of the same key is held to lie as this one."""
-        layout, _, origin = tensor_facts(argument.tensor)
-        return (
-            list(bound.shape), list(bound.linear), list(bound.place.strides), bound.place.stick,
-            layout.format.elements_per_stick, written, origin, bound.offset,
-        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -785,15 +822,7 @@ class _Resizer:
     ) -> None:
         """Gives the outs their sizes and makes the call again."""
         for index, sizes, strides in self.sizes:
-            given = tensors[index]
-            if given.untyped_storage().nbytes() == 0:
-                # Nothing to keep, and new memory is laid for these sizes at once.
-                made = torch.empty_strided(sizes, strides, dtype=given.dtype, device=given.device)
-                given.set_(made.untyped_storage(), 0, sizes, strides)
-                continue
-            given.resize_(sizes)
-            if given.stride() != strides:
-                given.as_strided_(sizes, strides)
+            _lay(tensors[index], sizes, strides)
 
         def value_of(slot: Any) -> Any:
             if isinstance(slot, _TensorAt):
@@ -816,6 +845,51 @@ class _Resizer:
             else:
                 positional.append(value_of(slot))
         self.op(*positional, **named)
+
+
+@dataclass(frozen=True)
+class _Target:
+    """What a call of nothing leaves: `number` of the argument, or -1 - that of the new result; the
+    sizes and strides that an out= without elements gets; what fills it."""
+
+    number: int
+    laid: tuple[tuple[int, ...], tuple[int, ...]] | None = None
+    fill: nothing.Fill | None = None
+
+
+class _Filler:
+    """A call whose results are known without a program."""
+
+    def __init__(self, targets: Sequence[_Target]) -> None:
+        self.targets = targets
+
+    def __call__(
+        self,
+        tensors: Sequence[torch.Tensor],
+        outputs: Sequence[torch.Tensor],
+        numbers: Sequence[int | float],
+        seed: int,
+        offset: int,
+    ) -> None:
+        for target in self.targets:
+            number = target.number
+            tensor = tensors[number] if number >= 0 else outputs[-1 - number]
+            if target.laid is not None:
+                _lay(tensor, *target.laid)
+            if target.fill is not None:
+                target.fill(tensors, numbers, tensor)
+
+
+def _lay(given: torch.Tensor, sizes: tuple[int, ...], strides: tuple[int, ...]) -> None:
+    """Gives an out= tensor without elements its sizes and strides."""
+    if given.untyped_storage().nbytes() == 0:
+        # Nothing to keep, and new memory is laid for these sizes at once.
+        made = torch.empty_strided(sizes, strides, dtype=given.dtype, device=given.device)
+        given.set_(made.untyped_storage(), 0, sizes, strides)
+        return
+    given.resize_(sizes)
+    if given.stride() != strides:
+        given.as_strided_(sizes, strides)
 
 
 def _recipe_of(outputs: Sequence[_Output], returns: list[int | list[int]]) -> Recipe:

@@ -173,9 +173,10 @@ def _device(region: TracedRegion, tensors: Sequence[torch.Tensor]) -> int:
     return tensors[0].get_device() if tensors else max(region.device, 0)
 
 
-def _run(
+def run(
     key: str, inputs: Sequence[torch.Tensor], written: Sequence[torch.Tensor], sizes: Sequence[int]
 ) -> list[torch.Tensor]:
+    """What csrc/torch/native_ops.cpp asks for when it meets a region in new circumstances."""
     from openspyre.compiler.runner import Runner
 
     tensors = [*inputs, *written]
@@ -186,9 +187,13 @@ def _run(
     return runner(tensors, sizes)  # type: ignore[no-any-return]
 
 
-torch.library.impl("openspyre::region", "PrivateUse1", _run)
-# A region that reads no tensor is one of this device all the same.
-torch.library.impl("openspyre::region", "BackendSelect", _run)
+def recipe(
+    key: str, inputs: Sequence[torch.Tensor], written: Sequence[torch.Tensor], sizes: Sequence[int]
+) -> dict[str, Any] | str:
+    """How a call that `run` has just run is launched without Python, or why it cannot be."""
+    tensors = [*inputs, *written]
+    runner = _runners.get((key, _device(region_of(key), tensors)))
+    return "forgotten" if runner is None else runner.recipe(tensors, sizes)
 
 
 def forget_plans() -> None:
