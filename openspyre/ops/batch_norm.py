@@ -1,8 +1,8 @@
 """Batch normalisation on the card: `native_batch_norm` as the operation that says what it writes.
 
 The schema of `aten::native_batch_norm` hides that the running statistics are updated, so eager
-calls of it cannot be planned from the schema; `aten::_native_batch_norm_legit` computes the same and
-declares it. This kernel for the device passes one on to the other.
+calls of it cannot be planned from the schema; `aten::_native_batch_norm_legit` computes the same
+and declares it. This kernel for the device passes one on to the other.
 """
 
 from __future__ import annotations

@@ -58,6 +58,9 @@ def _units(ulp: float) -> Tolerance:
 FLOAT16_IEEE = _units(2.0**-10)
 FLOAT16_DL16 = replace(_units(2.0**-9), merged=True)
 
+# bfloat16 whose values went through DLFloat16: one spacing (7 fraction bits), rounded twice.
+BFLOAT16_DL16 = Tolerance(2.0**-7, 1e-5, merged=True)
+
 
 # No operator has a tolerance of its own: one that misses these is a gap with a reason (gaps.toml).
 

@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from .compare import (
+    BFLOAT16_DL16,
     FLOAT16_DL16,
     FLOAT16_IEEE,
     Mismatch,
@@ -368,6 +369,8 @@ class Operator:
             tolerance = self.tolerance
             if self.run.exact_dtype and got.dtype == torch.float16:
                 tolerance = FLOAT16_DL16 if self.target.rounds_to_dl16() else FLOAT16_IEEE
+            if got.dtype == torch.bfloat16 and self.target.rounds_to_dl16():
+                tolerance = BFLOAT16_DL16
             with self.target.aside():
                 compare_values(got, want, tolerance.scaled(factor), what, scale)
 
