@@ -352,6 +352,12 @@ class _Call:
                 if number < 0 or number in self.constants:
                     raise CompileError(f"{self.name}: {need}") from None
                 self.constants.add(number)
+            except (AssertionError, RecursionError):
+                # No lowering makes a tensor without elements.
+                found = [t for t in _flat(self.meta()[0]) if isinstance(t, torch.Tensor)]
+                if not found or any(t.numel() for t in found):
+                    raise
+                return self._empty(written)
 
     def _resizing(self, resolved: registry.Resolved, written: Sequence[int]) -> Recipe:
         """An out= call whose outs have no elements yet, as most composite operations of PyTorch
