@@ -192,7 +192,6 @@ std::vector<at::Tensor> launch(const Recipe& recipe, const Call& call,
     seed = static_cast<int64_t>(s);
     counter = static_cast<int64_t>(o);
   }
-  ++counts().launches;
   if (recipe.run) {
     py::list tensors, numbers;
     for (const at::Tensor& tensor : call.tensors) tensors.append(py::cast(tensor));
@@ -474,7 +473,6 @@ void region_kernel(const c10::OperatorHandle& handle, Stack* stack) {
     std::vector<int64_t> offsets;
     if (call.collect(op.arguments, *stack)) {
       if (const RecipePtr recipe = known_recipe(op, call, offsets)) {
-        ++counts().hits;
         answer(op, *recipe, launch(*recipe, call, offsets), stack);
         return;
       }
@@ -527,6 +525,7 @@ bool run_native(const c10::OperatorHandle& handle, const OperatorFacts& facts, S
     note_reason(*facts.account, recipe->reason);
     return false;
   }
+  ++counts().launches;
   answer(op, *recipe, launch(*recipe, call, offsets), stack);
   return true;
 }
