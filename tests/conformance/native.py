@@ -30,7 +30,7 @@ from .runs import Part, Report, Run
 from .target import Target, Watched
 
 SAMPLES = int(os.environ.get("CONFORMANCE_SAMPLES", "10"))
-COMPILED_SAMPLES = 2
+COMPILED_SAMPLES = 1
 SECONDS = 12.0
 
 Item = TypeVar("Item")
@@ -98,8 +98,11 @@ def examine(name: str, entry: Any, run: Run, target: Target) -> Report:
 
 
 def spread(items: Sequence[Item], most: int) -> list[tuple[int, Item]]:
-    """At most `most` of the items with their numbers, the first and the last among them."""
+    """At most `most` of the items with their numbers, the first and the last among them; the middle
+    one, if it is to be one."""
     count = len(items)
+    if most == 1:
+        return [(n, items[n]) for n in range(count // 2, min(count, count // 2 + 1))]
     if count <= most:
         return list(enumerate(items))
     picked = sorted({round(n * (count - 1) / (most - 1)) for n in range(most)})

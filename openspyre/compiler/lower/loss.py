@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from openspyre.compiler.build import GraphBuilder
+from openspyre.compiler.lower.decompose import lower_by_decomposition
 from openspyre.compiler.lower.promote import (
     FLOATS,
     computable,
@@ -18,7 +19,7 @@ from openspyre.compiler.lower.promote import (
     size_register,
 )
 from openspyre.compiler.lower.reduce import combined, divided, stored
-from openspyre.compiler.lower.registry import lowers
+from openspyre.compiler.lower.registry import lowers, overload
 from openspyre.compiler.sizes import Size
 from openspyre.compiler.view import View
 from openspyre.program import body as f
@@ -304,3 +305,15 @@ def nll_loss_backward(
         return f.where(hit, value, value.like(0.0))
 
     return b.map(body, *operands, dtype=self.dtype, shape=self.shape, indexed=True)
+
+
+@lowers("aten.multilabel_margin_loss_forward")
+def multilabel_margin_loss(
+    b: GraphBuilder, x: View, target: View, reduction: int
+) -> tuple[View, View]:  # fmt: skip
+    """torch's decomposition, which keeps a dim of one sample that the operation itself drops."""
+    op = overload("aten.multilabel_margin_loss_forward.default")
+    loss, marks = lower_by_decomposition(b, op, [x, target, reduction])
+    if reduction == 0 and x.rank < 2 and loss.rank:
+        loss = loss.squeeze(0)
+    return loss, marks
