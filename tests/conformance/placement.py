@@ -78,6 +78,17 @@ class Twins:
 
         return self._build(convert, widen, requires_grad, None, None)
 
+    def exact(self, requires_grad: bool = True) -> Any:
+        """On the CPU, float32 tensors as float64 ones of the same values."""
+
+        def convert(tensor: Tensor) -> Tensor:
+            return tensor.double() if tensor.dtype == torch.float32 else tensor.clone()
+
+        def wide(dtype: torch.dtype) -> torch.dtype:
+            return torch.float64 if dtype == torch.float32 else dtype
+
+        return self._build(convert, wide, requires_grad, None, None)
+
     def placed(self, requires_grad: bool = True) -> Any:
         def convert(tensor: Tensor) -> Tensor:
             return tensor.to(self.device, copy=True)
