@@ -41,8 +41,9 @@ FailurePtr describe(const Stream& stream, const std::string& operation, StreamEr
       "operation '" + name + "' failed on device " + std::to_string(device) + ", stream " +
           std::to_string(stream.id) + ": " + code_name(code) + " (" +
           std::to_string(static_cast<int>(code)) + "): " + cause +
-          ". Later work of this stream was cancelled and it refuses new work; reset it or use "
-          "another stream",
+          ". Later work of this stream was cancelled and it refuses new work. Way out: "
+          "torch.spyre.reset_stream(torch.spyre.current_stream()), or the stream that it was, "
+          "or use another stream",
       code, name, device, stream.id});
 }
 
