@@ -23,7 +23,7 @@ def native_batch_norm(
     momentum: float,
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(output, mean, reciprocal deviation) of the batch, or of the running statistics."""
+    """(output, mean, reciprocal deviation); without training the latter two have no elements."""
     legit = torch.ops.aten._native_batch_norm_legit
     made: tuple[Tensor, Tensor, Tensor]
     if running_mean is None and running_var is None:
@@ -32,7 +32,7 @@ def native_batch_norm(
         made = legit.default(
             x, weight, bias, running_mean, running_var, training, momentum, eps
         )  # fmt: skip
-    return made
+    return made if training else (made[0], x.new_empty(0), x.new_empty(0))
 
 
 def register() -> None:

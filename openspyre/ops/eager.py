@@ -68,7 +68,12 @@ _TURNED = frozenset(
 """Operations that give other strides than contiguous ones for contiguous operands."""
 
 
-_SKIP_EMPTY = frozenset(("aten.cat.default",))
+_SKIP_EMPTY = frozenset(
+    (
+        "aten.cat.default", "aten.native_batch_norm_backward.default",
+        "aten.batch_norm_backward.default",
+    )
+)  # fmt: skip
 """Operations whose lowering leaves out tensors without elements; others give nothing of none."""
 
 
@@ -334,11 +339,14 @@ class _Call:
         written = self._written(resolved)
         outs = set(written) if resolved.out else set()
         empty = [t.numel() == 0 for n, t in enumerate(self.tensors) if n not in outs]
-        if all(empty) if resolved.name in _SKIP_EMPTY else any(empty):
+        gone = any(empty)
+        if gone and resolved.name in _SKIP_EMPTY:
+            gone = all(empty) if resolved.name == "aten.cat.default" else empty[0]
+        if gone:
             try:
                 return self._empty(written)
             except Declined:
-                if not nothing.known(_short(resolved.name)):
+                if not nothing.known(_short(resolved.name), self._without_elements()):
                     raise
                 return self._of_nothing(resolved, written)
         make = self._compiled
@@ -412,6 +420,16 @@ class _Call:
         if resized:
             recipe["run"] = _Filler(resized)
         return recipe
+
+    def _without_elements(self) -> set[str]:
+        """The tensor arguments that have no elements."""
+        found = set()
+        for argument, slot in zip(self.op._schema.arguments, self.slots, strict=True):
+            items = slot if isinstance(slot, list) else [slot]
+            tensors = [self.tensors[i.index] for i in items if isinstance(i, _TensorAt)]
+            if tensors and all(t.numel() == 0 for t in tensors):
+                found.add(argument.name)
+        return found
 
     def _of_nothing(self, resolved: registry.Resolved, written: Sequence[int]) -> Recipe:
         """A call whose results have elements though an argument has none."""

@@ -32,10 +32,15 @@ VALUES: dict[str, tuple[float, ...]] = {
 }  # fmt: skip
 """The value of every element of the results, or of each result; by the operation's short name."""
 
+READ = {
+    "self", "input", "x1", "grad", "grad_output", "grad_out", "grad_in", "A",
+}  # fmt: skip
+"""What these operations read the elements of."""
+
 SAME = frozenset(
     (
         "index_add", "index_copy", "index_fill", "index_reduce", "index_put", "_index_put_impl",
-        "_unsafe_index_put", "put", "scatter", "scatter_add", "scatter_reduce", "masked_scatter",
+        "_unsafe_index_put", "put", "scatter", "scatter_add", "scatter_reduce",
     )
 )  # fmt: skip
 """Operations that change an argument where they are told to: by nothing, not at all."""
@@ -46,9 +51,14 @@ SCALED = frozenset(("addmm", "addmv", "baddbmm", "addbmm", "addr"))
 Fill = Callable[[Sequence[torch.Tensor], Sequence[int | float], torch.Tensor], None]
 
 
-def known(name: str) -> bool:
-    """Whether the value of operation `name` (without namespace and overload) is known."""
-    return name in VALUES or name in SAME or name in SCALED
+def known(name: str, without: set[str]) -> bool:
+    """Whether the value of operation `name` (without namespace and overload) is known, when the
+    arguments `without` have no elements: those that it reads first, or that say where to write."""
+    if name in SAME:
+        return bool(without & {"index", "indices"})
+    if name in SCALED:
+        return bool(without & {"mat1", "mat", "batch1", "vec1", "vec2"})
+    return name in VALUES and bool(without & READ)
 
 
 def fill_of(name: str, result: int, first: int, beta: int | float | None, number: int) -> Fill:
