@@ -48,6 +48,9 @@ enum Tag : int64_t {
   kPlace
 };
 
+// The number of the thread's hint (openspyre/device/hints.py).
+inline thread_local int64_t hint_number = 0;
+
 struct Call {
   Words key;
   c10::SmallVector<at::Tensor, 8> tensors;
@@ -271,7 +274,7 @@ struct Call {
   bool collect(const std::vector<ArgumentInfo>& arguments, const torch::jit::Stack& stack) {
     key.reserve(64);
     const machine::Numerics numerics = card::Runtime::get().numerics();
-    word(static_cast<int64_t>(numerics.mode) << 8 |
+    word(hint_number << 16 | static_cast<int64_t>(numerics.mode) << 8 |
          static_cast<int64_t>(c10::typeMetaToScalarType(c10::get_default_dtype())));
     const size_t base = stack.size() - arguments.size();
     for (size_t i = 0; i < arguments.size(); ++i)

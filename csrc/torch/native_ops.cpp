@@ -571,6 +571,10 @@ void bind_native(py::module_& m) {
   m.def("native_enabled", &native_enabled);
   m.def("native_set_enabled", &set_native_enabled, py::arg("enabled"));
   m.def("native_clear", &clear_native_recipes);
+  m.def("hint", [] { return hint_number; });
+  m.def(
+      "set_hint", [](int64_t number) { return std::exchange(hint_number, number); },
+      py::arg("number"));
   m.def("watch_regions", [](bool watch) { regions_watched = watch; }, py::arg("watch"));
   m.def("native_counts", [] {
     const NativeCounts now = native_counts();

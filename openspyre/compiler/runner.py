@@ -31,7 +31,6 @@ from openspyre.compiler.view import View
 from openspyre.device.random import take_blocks
 from openspyre.formats import Mode, format_for
 from openspyre.ops.eager_run import CONSTANT, OUTPUT, TEMP, TENSOR
-from openspyre.program.model import Card
 
 _listeners: list[Callable[[Planned], None]] = []
 
@@ -198,6 +197,7 @@ class Runner:
     def _key(tensors: Sequence[torch.Tensor], sizes: Sequence[int]) -> Any:
         return (
             _C.numerics(),
+            _C.hint(),
             tuple(sizes),
             tuple((t.shape, t.stride(), _C.tensor_facts(t)) for t in tensors),
         )
@@ -246,7 +246,7 @@ class Runner:
             outputs.append(new)
         b.graph.name = self.region.name
         b.graph.exclusive = _exclusive(tensors, self.written)
-        key, region = cache.compiled(b.graph, self._options(mode))
+        key, region = cache.compiled(b.graph, CompileOptions.now(mode))
         loaded = launch.loaded(key, region, self.device)
         plan = Planned(
             loaded,
@@ -314,12 +314,6 @@ class Runner:
             return kwargs | {"seed": Scalar("seed", "l"), "offset": offset}
 
         return extra
-
-    def _options(self, mode: Mode) -> CompileOptions:
-        from openspyre.device.registration import configuration
-
-        spec = configuration().card
-        return CompileOptions(card=Card(spec.name, spec.cores, spec.lx_bytes), mode=mode)
 
 
 def _exclusive(tensors: Sequence[torch.Tensor], written: Sequence[int]) -> bool:

@@ -29,6 +29,7 @@ import torch as _torch  # noqa: F401  (its libraries must be loaded before the e
 from openspyre._C import BadToken, Deadlock, ForkedChild, Hazard, NoBacking, StreamFailure
 from openspyre.device import (
     devices,
+    hints,
     layouts,
     memory,
     modules,
@@ -58,6 +59,7 @@ from openspyre.device.devices import (
     set_device,
     synchronize,
 )
+from openspyre.device.hints import hint
 from openspyre.device.layouts import empty, layout_of, relayout_, to_layout
 from openspyre.device.memory import (
     empty_cache,
@@ -163,6 +165,8 @@ __all__ = [
     "get_memory_info",
     "get_rng_state",
     "get_rng_state_all",
+    "hint",
+    "hints",
     "host_compute_stream",
     "host_memory_stats",
     "init",

@@ -181,7 +181,8 @@ def evict_image(device: Device = None) -> bool:
 def release() -> None:
     """Gives back the plans, and with them the program memory, that eager operations and compiled
     regions of this process keep. What is still needed is planned again when it next runs (from the
-    cache: nothing is compiled again). Plans that `prepare` gave belong to their holders and stay."""
+    cache: nothing is compiled again). Plans that `prepare` gave belong to their holders and stay.
+    """
     _C.native_clear()
     modules = [sys.modules.get(name) for name in _HOLDERS]
     for module in modules:

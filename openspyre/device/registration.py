@@ -25,6 +25,7 @@ NAME = "spyre"
 # `import torch.spyre.memory` would load a second copy.
 SUBMODULES = (
     "devices",
+    "hints",
     "layouts",
     "memory",
     "modules",

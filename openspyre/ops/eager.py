@@ -50,7 +50,6 @@ from openspyre.ops.eager_run import (
     identity,
     shares_storage,
 )
-from openspyre.program.model import Card
 
 Recipe: TypeAlias = "dict[str, Any]"
 
@@ -531,7 +530,7 @@ class _Call:
             r.alias_info is None or not r.alias_info.is_write for r in self.op._schema.returns
         )
         returns = self._returns(made, note) if fresh else []
-        key, region = cache.compiled(b.graph, CompileOptions(_card(), self.mode))
+        key, region = cache.compiled(b.graph, CompileOptions.now(self.mode))
         loaded = launch.loaded(key, region, self.device)
         return self._finished(plan, loaded, arguments, returns, written)
 
@@ -967,13 +966,6 @@ def _short(name: str) -> str:
 
 
 @functools.cache
-def _card() -> Card:
-    from openspyre.device.registration import configuration
-
-    spec = configuration().card
-    return Card(spec.name, spec.cores, spec.lx_bytes)
-
-
 def counts() -> Mapping[str, int]:
     """Calls that found a recipe ("hits"), asked for one ("misses"), and ran on the card
     ("launches")."""
