@@ -92,7 +92,7 @@ def trilinear(
 LONGEST = 4096
 
 
-@lowers("aten.logcumsumexp")
+@lowers("aten.logcumsumexp", "aten._logcumsumexp")
 def logcumsumexp(b: GraphBuilder, x: View, dim: int) -> View:
     """Each element with all before it, relative to their maximum: work that grows with the square
     of the dim, for a sum relative to one maximum would lose what comes before it."""

@@ -551,9 +551,7 @@ def cumsum(b: GraphBuilder, self: View, dim: int, dtype: str | None = None) -> V
     return _scanned(b, Combine.SUM, self, dim, _total_dtype(self, dtype))
 
 
-def _running_extreme(
-    b: GraphBuilder, combine: Combine, self: View, dim: int
-) -> tuple[View, View]:
+def _running_extreme(b: GraphBuilder, combine: Combine, self: View, dim: int) -> tuple[View, View]:
     """(running extreme along `dim`, where it stands: the last of equal ones)."""
     dims = dims_of(b, self, dim)
     if not dims or not self.dims[dims[0]]:

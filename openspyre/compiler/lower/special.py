@@ -1,8 +1,8 @@
 """Special functions, by polynomials and asymptotic series in float32 (errors of about 1e-6).
 
 Where a function has zeros (lgamma, digamma) the error is absolute near those that no fit covers.
-Not here, for want of such a series: the Bessel functions j, y and k, airy, zeta, polygamma beyond
-order 1, igamma, the orthogonal polynomials.
+Not here, for want of such a series: the Bessel functions j, y and k, airy, zeta, igamma, the
+orthogonal polynomials.
 """
 
 from __future__ import annotations
@@ -174,9 +174,74 @@ def trigamma_of(x: Reg) -> Reg:
 @lowers("aten.polygamma", "aten.special_polygamma")
 def polygamma(b: GraphBuilder, n: Any, self: View) -> View:
     order = int(constant(n, f"{b.operation}: n"))
+    if order > HIGHEST_POLYGAMMA:
+        raise Unsupported(
+            b.operation, f"order {order}", f"orders up to {HIGHEST_POLYGAMMA} have a series here"
+        )
     if order > 1:
-        raise Unsupported(b.operation, f"order {order}", "orders 0 and 1 have a series here")
+        return unary(b, lambda x: _polygamma(x, order), self)
     return unary(b, trigamma_of if order else digamma_of, self)
+
+
+HIGHEST_POLYGAMMA = 16
+_BERNOULLI = (1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66)
+
+
+def _powered(x: Reg, power: int) -> Reg:
+    """x to a whole power, by squaring."""
+    found: Reg | None = None
+    while power:
+        if power & 1:
+            found = x if found is None else found * x
+        x, power = x * x, power >> 1
+    assert found is not None
+    return found
+
+
+def _hurwitz(x: Reg, s: int) -> Reg:
+    """The sum of (x + k)^-s for k = 0, 1, .. and x >= 1/2: some terms, then Euler and Maclaurin's
+    formula for the rest."""
+    total, y = x.like(0.0), x
+    for _ in range(10):
+        total = total + _powered(f.reciprocal(y), s)
+        y = y + 1.0
+    inverse = f.reciprocal(y)
+    last = _powered(inverse, s)
+    tail = last * y * (1.0 / (s - 1)) + last * 0.5
+    factor = last * inverse
+    rising = float(s)
+    for j, number in enumerate(_BERNOULLI, 1):
+        tail = tail + factor * (number * rising / math.factorial(2 * j))
+        factor = factor * inverse * inverse
+        rising *= (s + 2 * j - 1) * (s + 2 * j)
+    return total + tail
+
+
+def _cotangent_derivative(order: int) -> list[float]:
+    """d^order/dx^order of pi cot(pi x), as a polynomial in the cotangent."""
+    found = [0.0, math.pi]
+    for _ in range(order):
+        slope = [k * c for k, c in enumerate(found)][1:]
+        turned = [0.0] * (len(slope) + 2)
+        for k, c in enumerate(slope):
+            turned[k] -= c * math.pi
+            turned[k + 2] -= c * math.pi
+        found = turned
+    return found
+
+
+def _polygamma(x: Reg, order: int) -> Reg:
+    """The derivative of digamma of an order above 1."""
+    mirrored = x < 0.5
+    sign = -1.0 if order % 2 == 0 else 1.0
+    value = _hurwitz(f.where(mirrored, x.like(1.0) - x, x), order + 1)
+    value = value * (sign * math.factorial(order))
+    away = x - f.round_even(x)
+    cotangent = f.cos(away * math.pi) / _sine_turned(away)
+    other = value * -sign - _polynomial(cotangent, _cotangent_derivative(order))
+    return _choose(
+        x, (f.isnan(x), x), (~mirrored, value), (f.equal(away, 0.0), sign * math.inf), other=other
+    )  # fmt: skip
 
 
 # --- Bessel functions of an imaginary argument
