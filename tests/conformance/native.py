@@ -151,7 +151,7 @@ class _Native(Operator):
 
         def forward() -> None:
             nonlocal actual
-            actual = self.compute(placed)
+            actual = self.compute(placed, twins)
             self.target.synchronize()
             try:
                 self._same(actual, expected, reference, placed, twins, values, "result")
@@ -161,7 +161,7 @@ class _Native(Operator):
         if self.forward.run(f"sample {index} forward", forward) and self.differentiable:
             self.gradients(index, twins, reference, placed, expected, actual, values)
 
-    def compute(self, placed: Any) -> Any:
+    def compute(self, placed: Any, twins: Twins) -> Any:
         return self._call(self.op, placed)
 
     def _doubted(
@@ -231,10 +231,14 @@ class _Compiled(_Native):
         super().__init__(op, run, target, forward, backward)
         self.differentiable = False
 
-    def compute(self, placed: Any) -> Any:
+    def compute(self, placed: Any, twins: Twins) -> Any:
         torch._dynamo.reset()
         with torch.no_grad():
             compiled = torch.compile(self.op.op, fullgraph=True, dynamic=False)
+            # Inductor folds constants when it compiles and reads them then: not at later calls.
+            first = self._build(twins.placed)
+            with self.target.aside():
+                self._call(compiled, first)
             return self._call(compiled, placed)
 
 
