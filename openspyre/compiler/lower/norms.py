@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from openspyre.compiler.build import GraphBuilder, Operand
 from openspyre.compiler.lower.registry import lowers, resolves
-from openspyre.compiler.lower.tools import cast, elements, number, summed
+from openspyre.compiler.lower.tools import cast, elements, number, sizes_equal, summed
 from openspyre.compiler.sizes import Size, product
 from openspyre.compiler.view import View
 from openspyre.program import body as f
@@ -64,6 +64,11 @@ def layer_norm(
     b: GraphBuilder, x: View, normalized: Sequence[Size], weight: View | None, bias: View | None,
     eps: Operand,
 ) -> tuple[View, View, View]:  # fmt: skip
+    if not normalized or not sizes_equal(x.shape[max(0, x.rank - len(normalized)) :], normalized):
+        raise ValueError(f"{b.operation}: {list(map(str, x.shape))} does not end in {normalized}")
+    for vector in (weight, bias):
+        if vector is not None and not sizes_equal(vector.shape, normalized):
+            raise ValueError(f"{b.operation}: a factor of {vector.shape} for {normalized}")
     dims = list(range(x.rank - len(normalized), x.rank))
     mean, rstd, _ = moments(b, x, dims, eps)
     return applied(b, x, mean, rstd, weight, bias, x.dtype), mean, rstd
