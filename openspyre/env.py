@@ -287,8 +287,9 @@ _ROWS: tuple[Variable, ...] = (
         default="0",
         values="0, 1",
         meaning="1: an error inside the compiler is raised; 0: the CPU computes the operation, "
-        "with a warning, and the account says why.",
-        read_by="openspyre/ops eager",
+        "with a warning, and the account says why. A compiled region runs its operations one by "
+        "one then.",
+        read_by="openspyre/ops eager, openspyre/compiler stepwise",
         parse=_choice(_FLAG),
     ),
     Variable(

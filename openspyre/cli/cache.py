@@ -29,6 +29,16 @@ def list_(as_json: bool) -> None:
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row.used))
         mark = "" if row.current else "  (another version)"
         click.echo(f"{when}  {row.bytes:>12,} B  {row.kind:<10} {row.key}{mark}")
+    versions = list(dict.fromkeys(row.version for row in rows))
+    if len(versions) > 1:
+        click.echo("versions of the compiler, the most recently used first:")
+        for version in versions:
+            own = [row for row in rows if row.version == version]
+            mark = "this one" if own[0].current else "openspyre cache prune removes them"
+            click.echo(
+                f"  {version}  {len(own):>6,} entries  {sum(row.bytes for row in own):>14,} B"
+                f"  ({mark})"
+            )
     click.echo(
         f"{len(rows)} entries, {sum(row.bytes for row in rows):,} B in {entries.root_directory()}"
     )

@@ -140,7 +140,9 @@ _counts = {"memory": 0, "disk": 0, "compiled": 0}
 
 def compiled(graph: Graph, options: CompileOptions) -> tuple[str, Region]:
     """The key of `graph` and its region, from memory, from disk, or compiled now (then the graph is
-    used up). Tensors of the region bear the names of the graph's. Raises as `compile_graph`."""
+    used up). Tensors of the region bear the names of the graph's. The `source` of its ops is the
+    number of an op of `graph`: another program's lines may stand behind the same key. Raises as
+    `compile_graph`."""
     key = graph_key(graph, options)
     with _lock:
         region = _memory.get(key)
@@ -152,6 +154,8 @@ def compiled(graph: Graph, options: CompileOptions) -> tuple[str, Region]:
     if region is not None:
         _counts["disk"] += 1
     else:
+        for number, op in enumerate(graph.ops):
+            op.source = str(number)
         region = compile_graph(graph, options)
         _counts["compiled"] += 1
         store_region(key, region)
@@ -283,6 +287,7 @@ def region_to_bytes(region: Region) -> bytes:
                     "arguments": [numbers[id(t)] for t in step.arguments],
                     "kernel": {
                         "kind": kernel.kind, "names": [op.name for op in kernel.ops],
+                        "sources": [op.source for op in kernel.ops],
                         "written": sorted(kernel.written), "splits": kernel.splits,
                         "tile": kernel.tile, "cores": kernel.cores, "lx_bytes": kernel.lx_bytes,
                         "modelled_ns": kernel.modelled_ns,
@@ -296,6 +301,7 @@ def region_to_bytes(region: Region) -> bytes:
                     "source": _access_out(step.source, numbers),
                     "target": _access_out(step.target, numbers),
                     "name": step.op.name,
+                    "origin": step.op.source,
                 }
             )
     tensors = []
@@ -355,10 +361,10 @@ def region_from_bytes(data: bytes) -> Region:
         if "program" in row:
             arguments = [graph.tensors[n] for n in row["arguments"]]
             facts = dict(row["kernel"])
-            names = facts.pop("names")
+            origins = zip(facts.pop("names"), facts.pop("sources"), strict=True)
             facts["written"] = frozenset(facts["written"])
             kernel = Kernel(
-                ops=[Op(OpKind.MAP, name, {}, [], []) for name in names],
+                ops=[Op(OpKind.MAP, name, {}, [], [], source=source) for name, source in origins],
                 arguments=arguments, **facts,
             )  # fmt: skip
             steps.append(ProgramStep(decode(blobs[row["program"]]), arguments, kernel))
@@ -366,7 +372,7 @@ def region_from_bytes(data: bytes) -> Region:
         source = _access_in(row["source"], graph.tensors)
         target = _access_in(row["target"], graph.tensors)
         labels = {k: _size_in(v) for k, v in row["labels"].items()}
-        op = Op(OpKind.COPY, row["name"], labels, [source], [target])
+        op = Op(OpKind.COPY, row["name"], labels, [source], [target], source=row["origin"])
         graph.ops.append(op)
         steps.append(CopyStep(source, target, op))
     return Region(graph, steps)

@@ -51,7 +51,8 @@ def unlisten(listener: Callable[[Planned], None]) -> None:
 class Planned:
     """A region for one combination. For each launch argument: which tensor (negative: the base of
     new result -1 - n) and how it is seen. `copied`: inputs that go through a dense copy; `back`:
-    those whose copy is written back; `plain`: every result is its base."""
+    those whose copy is written back; `plain`: every result is its base; `lines`: the user's line of
+    each op that the region was compiled from."""
 
     loaded: launch.LoadedRegion
     sources: list[tuple[int, Bound]]
@@ -60,6 +61,7 @@ class Planned:
     back: list[int]
     draws: list[int]
     plain: bool
+    lines: list[str]
     direct: Direct | None = None
 
     def results(self, bases: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -246,6 +248,7 @@ class Runner:
             outputs.append(new)
         b.graph.name = self.region.name
         b.graph.exclusive = _exclusive(tensors, self.written)
+        lines = [op.source for op in b.graph.ops]
         key, region = cache.compiled(b.graph, CompileOptions.now(mode))
         loaded = launch.loaded(key, region, self.device)
         plan = Planned(
@@ -256,6 +259,7 @@ class Runner:
             [n for n in copied if n in self.written],
             draws,
             all(new.whole for new in outputs),
+            lines,
         )
         if not copied and not draws:
             plan.direct = self._direct(plan, len(tensors))

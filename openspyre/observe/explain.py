@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import html
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -217,8 +217,11 @@ def _kernel_html(kernel: KernelFacts | CopyFacts, longest: float) -> str:
 # --- gathering
 
 
-def kernel_facts(step: ProgramStep, symbols: dict[str, int] | None = None) -> KernelFacts:
-    """The facts of a compiled kernel; `symbols`: values of its sizes."""
+def kernel_facts(
+    step: ProgramStep, symbols: dict[str, int] | None = None, lines: Sequence[str] = ()
+) -> KernelFacts:
+    """The facts of a compiled kernel; `symbols`: values of its sizes; `lines`: the user's line of
+    each op that the region was compiled from."""
     program: Program = step.program
     known = {s.name: symbols[s.name] for s in program.symbols if symbols and s.name in symbols}
     timeline = time_program(program, known)
@@ -228,8 +231,9 @@ def kernel_facts(step: ProgramStep, symbols: dict[str, int] | None = None) -> Ke
     for op in kernel.ops:
         if op.name and op.name not in operations:
             operations.append(op.name)
-        if op.source and op.source not in sources:
-            sources.append(op.source)
+        line = lines[int(op.source)] if op.source and lines else ""
+        if line and line not in sources:
+            sources.append(line)
     return KernelFacts(
         name=program.name,
         kind=kernel.kind,
@@ -263,7 +267,7 @@ def region_facts(plan: Planned, launches: int) -> RegionFacts:
     kernels: list[KernelFacts | CopyFacts] = []
     for step in region.steps:
         if isinstance(step, ProgramStep):
-            kernels.append(kernel_facts(step))
+            kernels.append(kernel_facts(step, lines=plan.lines))
         else:
             kernels.append(_copy_facts(step))
     return RegionFacts(region.graph.name, launches, kernels, plan.loaded.temp_bytes)

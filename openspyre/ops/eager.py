@@ -76,6 +76,10 @@ _SKIP_EMPTY = frozenset(
 """Operations whose lowering leaves out tensors without elements; others give nothing of none."""
 
 
+_FROM_NONE = "a tensor without elements gives a result with some, which no launch computes"
+"""Such as the sum of an empty tensor."""
+
+
 class Declined(Exception):
     """Why the CPU computes this call; nothing is wrong."""
 
@@ -409,12 +413,12 @@ class _Call:
             if value is None:
                 return -1
             if not isinstance(value, torch.Tensor) or value.numel():
-                raise Declined("elements made of none")
+                raise Declined(_FROM_NONE)
             outputs.append(_Output(tuple(value.shape), tuple(value.stride()), _name(value.dtype)))
             return len(outputs) - 1
 
         if any(self.tensors[i].numel() for i in written):
-            raise Declined("elements made of none")
+            raise Declined(_FROM_NONE)
         recipe = _recipe_of(outputs, self._returns(results, note))
         if resized:
             recipe["run"] = _Filler(resized)
