@@ -61,6 +61,7 @@ class Rows:
 
     def __init__(self, kernel: Kernel, graph: Graph, options: CompileOptions, plan: Plan) -> None:
         self.plan = plan
+        self.stepping = rows_plan.stepping(plan, plan.tile)
         self.draft = Draft(kernel, graph, options, plan.parts)
         self.builder = self.draft.builder
         self.axes = [
@@ -101,7 +102,7 @@ class Rows:
 
     def _stream(self, box: Box, users: tuple[str, ...]) -> Stream:
         assert box.access is not None
-        slots = self.plan.slots if any(self.plan.looped(n) for n in box.labels) else 1
+        slots = self.plan.slots if box.labels & self.stepping else 1
         return self.draft.stream(box.access, self.plan.tile, users=users, slots=slots)
 
     def _place(self, box: Box) -> Tile:

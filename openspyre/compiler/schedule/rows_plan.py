@@ -357,19 +357,19 @@ def make(kernel: Kernel, graph: Graph, options: CompileOptions) -> Plan:
         if smaller is None:
             break
         tile = smaller
-    tight = plan.bytes(tile, plan.slots, _looped(plan, tile)) > budget
+    tight = plan.bytes(tile, plan.slots, stepping(plan, tile)) > budget
     if tight and plan.bytes(tile, 1, everything) <= budget:
         plan.slots = 1
     reducing = [op for op in plan.ops if op.kind in (OpKind.REDUCE, OpKind.SCAN)]
     found = _passes(plan, set(plan.inner[:1])) if len(reducing) == 1 and plan.inner else None
     single = found is not None and len(found[0]) == 1
-    over = plan.bytes(tile, plan.slots, _looped(plan, tile)) > budget
+    over = plan.bytes(tile, plan.slots, stepping(plan, tile)) > budget
     if over or (single and plan.moved(tile) > 2 * target):
         tile = _chunked(plan, tile, budget, target, over)
     _order(plan)
     plan.tile = tile
     plan.axes = _axes(plan, major)
-    plan.lx_bytes = plan.bytes(tile, plan.slots, _looped(plan, tile))
+    plan.lx_bytes = plan.bytes(tile, plan.slots, stepping(plan, tile))
     if plan.lx_bytes > budget:
         raise DoesNotFit(
             f"{kernel.name}: a tile of one index of every outer label needs {plan.lx_bytes} bytes"
@@ -378,8 +378,9 @@ def make(kernel: Kernel, graph: Graph, options: CompileOptions) -> Plan:
     return plan
 
 
-def _looped(plan: Plan, tile: Mapping[str, int]) -> frozenset[str]:
-    """The labels that are looped over with such tiles."""
+def stepping(plan: Plan, tile: Mapping[str, int]) -> frozenset[str]:
+    """The labels along which a core goes in more than one step with such tiles: what moves with
+    them needs the slots of a stream, the rest is there once."""
     found = set(plan.chunks)
     for label in plan.outer:
         size = known(plan.sizes[label])
