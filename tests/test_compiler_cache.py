@@ -7,7 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
+from openspyre.cli import main
 from openspyre.compiler import cache
 from openspyre.compiler.bind import place_for
 from openspyre.compiler.build import GraphBuilder
@@ -60,7 +62,7 @@ def region() -> Region:
     graph = Graph("region", Mode.DL16, [x, t, n, c, a])
     index = (Affine((("i", -1),), 63),)
     copy = Op(OpKind.COPY, "aten.flip.default", {"i": 64}, [Access(x, index)], [
-        Access(t, (Affine((("i", 1),)),))])  # fmt: skip
+        Access(t, (Affine((("i", 1),)),))], source="7")  # fmt: skip
     graph.ops.append(copy)
     kernel = Kernel("rows", [copy], [x, t], frozenset(("t",)), cores=3)
     return Region(
@@ -117,6 +119,7 @@ def test_a_region_survives_the_disk() -> None:
     assert encode(step.program) == encode(made.programs[0])
     assert [t.name for t in step.arguments] == ["x", "t"]
     assert step.kernel.cores == 3
+    assert [op.source for op in step.kernel.ops] == ["7"] and copy.op.source == "7"
     assert copy.op.labels == {"i": 64}
     assert copy.source.index == (Affine((("i", -1),), 63),)
 
@@ -164,6 +167,23 @@ def test_other_versions_are_pruned(own_directory: Path) -> None:
     assert cache.prune(1 << 30) == 3
     cache.clear()
     assert stranger.exists()
+
+
+def test_the_list_sums_up_versions_when_there_are_several(own_directory: Path) -> None:
+    cache.store_bytes("programs", "ab" * 16, bytes(1000))
+    (own,) = cache.ls()
+    once = CliRunner().invoke(main, ["cache", "ls"])
+    assert once.exit_code == 0 and "versions of the compiler" not in once.output
+    for key, size in (("cc" * 16, 30), ("dd" * 16, 12)):
+        other = own_directory / ("0" * 16) / "programs" / key[:2] / key
+        other.parent.mkdir(parents=True)
+        other.write_bytes(bytes(size))
+    lines = CliRunner().invoke(main, ["cache", "ls"]).output.splitlines()
+    rows = {line.split()[0]: line.split()[1:] for line in lines if line.startswith("  ")}
+    assert rows["0" * 16][:4] == ["2", "entries", "42", "B"]
+    assert rows[own.version][:4] == ["1", "entries", f"{own.bytes:,}", "B"]
+    assert "this one" in " ".join(rows[own.version])
+    assert lines[-1].startswith("3 entries")
 
 
 def test_off_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,8 @@ import torch
 from click.testing import CliRunner
 
 from openspyre.cli import main
+from openspyre.compiler import cache
+from openspyre.compiler.inductor import regions
 from openspyre.observe.explain import KernelFacts, explain
 
 NATIVE = True
@@ -40,6 +42,30 @@ def test_kernels_with_what_they_move_and_what_bounds_them() -> None:
     assert json.loads(found.to_json())["modelled"] is True
     page = found.html()
     assert "http" not in page and kernels[0].name in page
+
+
+def test_source_lines_survive_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENSPYRE_CACHE_DIR", str(tmp_path))
+    x, w = torch.ones(64, 128, device="spyre"), torch.ones(128, 256, device="spyre")
+
+    def lines() -> list[list[str]]:
+        torch._dynamo.reset()
+        regions.forget_plans()
+        (region,) = explain(product, x, w).regions
+        return [k.sources for k in region.kernels if isinstance(k, KernelFacts)]
+
+    cache.forget()
+    before = cache.counts()["compiled"]
+    first = lines()
+    assert cache.counts()["compiled"] > before
+    assert any(
+        "torch.softmax(torch.relu(x @ w), -1)" in line for kernel in first for line in kernel
+    )
+    assert lines() == first  # from memory
+    cache.forget()
+    read = cache.counts()["disk"]
+    assert lines() == first
+    assert cache.counts()["disk"] > read
 
 
 def test_fallbacks_are_listed() -> None:

@@ -316,6 +316,7 @@ def test_rt47_enums_and_states() -> None:
         time.sleep(0.001)
     assert spyre.get_device_state() is spyre.SpyreDeviceState.StreamError
     assert "x" in spyre.stream_get_error_string(bad)
+    assert "torch.spyre.reset_stream(" in spyre.stream_get_error_string(bad)  # the way out
     spyre.reset_stream(bad)
     assert spyre.get_device_state() is spyre.SpyreDeviceState.Ok
     assert spyre.stream_get_error_string(bad) == ""
