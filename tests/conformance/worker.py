@@ -73,7 +73,10 @@ def serve(connection: Connection, run_name: str, device: str, fallback: str, log
             return
         if name is None:
             return
-        connection.send(_examine(name, table[name], run, target))
+        report = _examine(name, table[name], run, target)
+        if not report.passed:
+            target.recover()  # the next entry must not meet a failed stream
+        connection.send(report)
 
 
 def _examine(name: str, entry: Any, run: Run, target: Any) -> Report:

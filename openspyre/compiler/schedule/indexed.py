@@ -241,9 +241,19 @@ class Gather(Indexed):
             raise self.refuse(
                 "more than one dim is indexed at once", "index one dim after the other"
             )
-        if self.by_rows and self.free:
+        if self.by_rows and self.free and not self._cuts_sticks():
             return self._rows()
         return self._tile()
+
+    def _along(self) -> str:
+        """The label of the index along which rows move; the others are taken one by one."""
+        stick = common.stick_label(self.indices[0])
+        return stick if stick in self.free else max(self.free, key=self.hint)
+
+    def _cuts_sticks(self) -> bool:
+        """Whether a label that rows are taken one by one of lies on the stick of another tensor."""
+        on = {common.stick_label(a) for a in (*self.op.outputs, *(a for _, a in self.others))}
+        return bool(on & (set(self.free) - {self._along()}))
 
     # The gathered tile: a value over the labels that move the source, with its stick.
 
@@ -325,11 +335,7 @@ class Gather(Indexed):
     def _rows(self) -> Program:
         """LOAD by index."""
         index = self.indices[0]
-        along = max(self.free, key=self.hint)
-        stick = common.stick_label(index)
-        if stick in self.free:
-            along = stick
-        outer = [label for label in self.op.labels if label != along] + [along]
+        along = self._along()
         outer = list(self.op.labels)
         single = frozenset(label for label in self.free if label != along)
         nbytes = sum(common.tile_bytes(a, self.sized({}), self.mode) for a in self.op.outputs)
