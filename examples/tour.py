@@ -159,6 +159,31 @@ def ask(chat: Chat, question: str, tokens: int) -> str:
     return text
 
 
+def ask_eagerly(chat: Chat, question: str, tokens: int) -> str:
+    """The same by `generate`, every operation a launch of its own; then what the CPU computed."""
+    inputs = chat.tokenizer.apply_chat_template(
+        [{"role": "user", "content": question}],
+        add_generation_prompt=True,
+        return_tensors="pt",
+        return_dict=True,
+    ).to(chat.model.device)
+    length = inputs["input_ids"].shape[1]
+    torch.spyre.reset_fallback_report()
+    started = time.perf_counter()
+    with torch.inference_mode():
+        found = chat.model.generate(**inputs, max_new_tokens=tokens, do_sample=False)
+    taken = time.perf_counter() - started
+    made = found.shape[1] - length
+    text: str = chat.tokenizer.decode(found[0, length:].cpu(), skip_special_tokens=True).strip()
+    fallbacks = sum(row.calls for row in torch.spyre.fallback_report().rows)
+    print(f"Eagerly, with model.generate: {text}")
+    print(
+        f"{taken:.1f} s for {made} tokens, the compilation of each operation's first call included;"
+        f" {fallbacks} operations fell back to the CPU."
+    )
+    return text
+
+
 def _whole_sticks(length: int) -> int:
     return -(-length // 64) * 64
 
@@ -221,7 +246,8 @@ def matrix_product(device: str) -> None:
 
 
 def show_fallback_account() -> None:
-    """The operations so far that the CPU computed: which, how often, how many bytes moved."""
+    """Operations that the CPU computed: which, how often, how many bytes moved."""
+    torch.linalg.eigvalsh(torch.eye(8, device="spyre"))  # for an example
     report = torch.spyre.fallback_report()
     print("An operation without a kernel on the card runs on the CPU, through explicit copies,")
     print('and is counted. torch.spyre.fallback("error") would refuse it instead.\n')
@@ -395,6 +421,10 @@ def main(arguments: list[str] | None = None) -> int:
         answer = ask(chat, options.question, options.tokens)
         if options.question == QUESTION and "Paris" not in answer:
             print("The answer should name Paris: something is wrong with this build.")
+            return 1
+        print()
+        if not answer.startswith(ask_eagerly(chat, options.question, min(options.tokens, 8))):
+            print("Eager and compiled tokens differ: something is wrong with this build.")
             return 1
     if not options.model_only:
         heading("What fell back to the CPU")
