@@ -12,10 +12,12 @@ list of known gaps, and three figures (passes natively, passes by fallback, fail
 ``compare``        tolerances and the comparison of results
 ``operators``      one OpInfo: forward, backward, in-place, out=, aliasing, error inputs
 ``modules``        one ModuleInfo; ``optimizers``: one OptimizerInfo
+``native``         native runs: what computes on the card, with the reason of each gap
 ``pool``           worker processes with crash isolation, time and memory limits
 ``worker``         what runs inside a worker
 ``gaps``           the strict list ``gaps.toml`` and the verdict over it
 ``report``         ``figures.json`` and the generated ``docs/conformance.md``
+``operators_page`` ``operators.json`` and the generated ``docs/operators.md``
 =================  =========================================================================
 
 `runs`, `gaps`, `pool` and `report` import no torch, so that the parent process stays light.

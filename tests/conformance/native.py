@@ -77,7 +77,7 @@ def examine(name: str, entry: Any, run: Run, target: Target) -> Report:
     begun = time.perf_counter()
     forward, backward = Account(target, 0), Account(target, 0)
     try:
-        torch.spyre.reset_fallback_report()
+        target.forget()
         if run.database == "operators":
             work = _Compiled if run.compiled else _Native
             work(entry, run, target, forward, backward).go(begun)

@@ -29,15 +29,34 @@ COLUMNS = (
 """Title, run and part of each column of the table of operators."""
 
 
+def load() -> dict[str, Any]:
+    """The figures on disk."""
+    found: dict[str, Any] = json.loads(FIGURES.read_text()) if FIGURES.exists() else {}
+    return found
+
+
 def write(run: Run, reports: Iterable[Report]) -> None:
     """Replaces the figures of one run and generates the page anew."""
-    figures = json.loads(FIGURES.read_text()) if FIGURES.exists() else {}
+    figures = load()
     figures[run.name] = {
         "torch": importlib.metadata.version("torch").split("+")[0],
         "entries": {r.name: _parts(r) for r in sorted(reports, key=lambda r: r.name)},
     }
-    FIGURES.write_text(json.dumps(figures, indent=1, sort_keys=True) + "\n")
+    FIGURES.write_text(_text(figures))
     PAGE.write_text(page(figures))
+
+
+def _text(figures: dict[str, Any]) -> str:
+    """The figures as JSON with a line for each entry, so that changes can be read."""
+    runs = []
+    for name, run in sorted(figures.items()):
+        rows = [
+            f"   {json.dumps(entry)}: {json.dumps(parts, sort_keys=True)}"
+            for entry, parts in sorted(run["entries"].items())
+        ]
+        head = f' {json.dumps(name)}: {{\n  "torch": {json.dumps(run["torch"])},\n  "entries": {{\n'
+        runs.append(head + ",\n".join(rows) + "\n  }\n }")
+    return "{\n" + ",\n".join(runs) + "\n}\n"
 
 
 def _parts(report: Report) -> dict[str, list[Any]]:
@@ -121,4 +140,4 @@ def _rows(figures: dict[str, Any], columns: tuple[tuple[str, str, str], ...]) ->
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page(json.loads(FIGURES.read_text())))
+    PAGE.write_text(page(load()))

@@ -119,6 +119,11 @@ class Target:
         """Whether float16 lives as DLFloat16 on this device."""
         return self._spyre and torch.spyre.numerics.mode() == "dl16"
 
+    def forget(self) -> None:
+        """Sets the account of the fallback to zero."""
+        if self._spyre:
+            torch.spyre.reset_fallback_report()
+
     def recover(self) -> None:
         """After a failure: a failed step leaves its stream refusing all work."""
         if self._spyre:

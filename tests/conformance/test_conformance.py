@@ -10,9 +10,9 @@ import os
 
 import pytest
 
-from . import gaps
+from . import gaps, operators_page
 from .pool import Pool
-from .runs import RUNS, Report, Run
+from .runs import NATIVE_RUNS, RUNS, Report, Run
 
 # Every so manyth entry of a run's database, beside all that gaps.toml lists.
 STRIDES = {
@@ -23,6 +23,8 @@ STRIDES = {
     "modules": 4,
     "optimizers": 2,
 }
+NATIVE_STRIDES = {"native-float32": 24, "native-modules": 12}
+"""Of native runs; 48 for those not named."""
 
 
 def sweep(
@@ -71,3 +73,38 @@ def test_pt35_every_entry_passes_or_is_a_known_gap(name: str) -> None:
     verdict = examine(run, 1)
     if run.minimum is not None:
         assert verdict.passes >= run.minimum
+
+
+# --- what computes on the card (docs/operators.md)
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", NATIVE_RUNS)
+def test_a_part_of_every_native_run_computes_what_the_figures_say(name: str) -> None:
+    entries = operators_page.load()[name]["entries"]
+    pool = Pool(name, "spyre", "allow", min(2, os.cpu_count() or 1))
+    reports = pool.sweep(lambda names: names[:: NATIVE_STRIDES.get(name, 48)])
+    assert reports
+    lost = [
+        (report.name, part, found.status, found.reason)
+        for report in reports
+        for part, found in report.parts.items()
+        if entries[report.name][part][0] == "native" and found.status != "native"
+    ]
+    assert lost == []
+
+
+def test_an_operator_that_the_cpu_computes_is_reported_with_the_reason() -> None:
+    pool = Pool("native-float32", "spyre", "allow", 1)
+    (report,) = pool.sweep(lambda names: ["linalg.eigh"])
+    forward = report.parts["forward"]
+    assert report.status == forward.status == "fallback"
+    assert "_linalg_eigh" in forward.reason and "no lowering" in forward.reason
+
+
+@pytest.mark.parametrize("name", NATIVE_RUNS)
+def test_the_figures_hold_what_is_required_of_native_runs(name: str) -> None:
+    run, figures = NATIVE_RUNS[name], operators_page.load()
+    for part, minimum in (("forward", run.minimum), ("backward", run.backward)):
+        assert operators_page.counts(run, part, figures)["native"] >= (minimum or 0)
+    assert operators_page.PAGE.read_text() == operators_page.page(figures)

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.testing._internal.opinfo.core import ErrorInput, SampleInput
 
-from . import gaps, moody_worker, placement
+from . import gaps, moody_worker, native, placement
 from .compare import FLOAT16_IEEE, FLOAT32, Mismatch, compare_values
 from .operators import Operator, Recorder
 from .pool import Limits, Pool
-from .runs import RUNS, Report
+from .runs import NATIVE_RUNS, RUNS, Report
 from .target import Target
 
 CPU = torch.device("cpu")
@@ -105,6 +105,40 @@ def test_pt30_not_implemented_is_never_the_expected_error() -> None:
     failures = examine(op).failures
     assert len(failures) == 1
     assert "raised NotImplementedError" in failures[0]
+
+
+def test_a_native_run_tells_a_right_operator_from_a_wrong_one_and_says_why() -> None:
+    run = NATIVE_RUNS["native-float32"]
+    target = Target("cpu", run, "allow")
+    right = native.examine("exp", operator("exp"), run, target)
+    assert {name: part.status for name, part in right.parts.items()} == {
+        "forward": "native",
+        "backward": "native",
+    }
+    twisted = EverySecondCall(torch.exp, lambda *a, **k: torch.exp(*a, **k) + 1)
+    wrong = native.examine("exp", operator("exp", op=twisted), run, target)
+    assert wrong.status == wrong.parts["forward"].status == "fail"
+    assert "not close" in wrong.parts["forward"].reason
+
+
+def test_where_the_float32_reference_is_wrong_float64_decides() -> None:
+    """The float32 reference is called first, then the operator under test."""
+    run = NATIVE_RUNS["native-float32"]
+    narrow = EverySecondCall(lambda t: torch.exp(t) + 1, torch.exp)
+    doubted = operator(
+        "exp",
+        op=lambda t: torch.exp(t) if t.dtype == torch.float64 else narrow(t),
+        supports_autograd=False,
+    )
+    report = native.examine("exp", doubted, run, Target("cpu", run, "allow"))
+    assert report.parts["forward"].status == "native"
+
+
+def test_samples_are_spread_over_all_and_reach_the_last() -> None:
+    assert [n for n, _ in native.spread(range(100), 5)] == [0, 25, 50, 74, 99]
+    assert [n for n, _ in native.spread(range(3), 5)] == [0, 1, 2]
+    assert [n for n, _ in native.spread(range(3), 1)] == [1]
+    assert native.spread([], 1) == []
 
 
 # --- placing
