@@ -14,7 +14,7 @@ namespace {
 using namespace openspyre::machine::detail;
 
 using Vec = __m256;
-constexpr int kLanes = 8, kRows = 6;
+constexpr int kLanes = 8, kRows = 6, kSums = 12;
 constexpr int64_t kPanelWidth = 16;
 
 struct Seen;
@@ -41,6 +41,12 @@ OPENSPYRE_STEP void add_integers(std::byte* out, Vec value, bool start) {
 OPENSPYRE_STEP __m128i load16(const std::byte* src) {
   return _mm_loadu_si128(reinterpret_cast<const __m128i*>(src));
 }
+OPENSPYRE_STEP __m128i load8(const std::byte* src) {
+  return _mm_loadl_epi64(reinterpret_cast<const __m128i*>(src));
+}
+OPENSPYRE_STEP __m256i load32(const std::byte* src) {
+  return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(src));
+}
 
 // Eight DLFloat16 codes in 32-bit lanes, sign-extended -> float bits; the merged code exactly, or
 // as an ordinary number.
@@ -48,8 +54,8 @@ template <bool exact>
 OPENSPYRE_STEP __m256i dl16_bits(__m256i codes, bool merged_is_nan) {
   const __m256i field = _mm256_and_si256(_mm256_slli_epi32(codes, 14), dword(0x9FFFC000));
   const __m256i mag = _mm256_and_si256(field, dword(0x1FFFC000));
-  const __m256i zero = _mm256_cmpeq_epi32(mag, _mm256_setzero_si256());
-  __m256i bits = _mm256_add_epi32(field, _mm256_andnot_si256(zero, dword(kFloatFromDl)));
+  const __m256i bias = _mm256_sign_epi32(dword(kFloatFromDl), mag);  // none of zero
+  __m256i bits = _mm256_add_epi32(field, bias);
   if constexpr (exact) {
     const __m256i sign = _mm256_and_si256(field, dword(0x80000000));
     const __m256i merged =
@@ -73,51 +79,49 @@ OPENSPYRE_STEP Vec fp8_values(__m128i codes) {
 }
 
 template <Format format, bool exact>
+OPENSPYRE_STEP Vec values(const std::byte* src, bool merged_is_nan) {
+  if constexpr (format == Format::IEEE_FP32) return load(src);
+  if constexpr (format == Format::SENINT8) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(load8(src)));
+  }
+  if constexpr (kBytes<format> == 1) return fp8_values<format>(_mm_cvtepu8_epi16(load8(src)));
+  if constexpr (format == Format::IEEE_FP16) return _mm256_cvtph_ps(load16(src));
+  if constexpr (format == Format::BFLOAT16) {
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(load16(src)), 16));
+  }
+  return _mm256_castsi256_ps(dl16_bits<exact>(_mm256_cvtepi16_epi32(load16(src)), merged_is_nan));
+}
+
+template <int vectors>
+OPENSPYRE_STEP void note(const std::byte* src, Vec& seen) {
+  const __m256i codes = vectors == 1 ? _mm256_zextsi128_si256(load16(src)) : load32(src);
+  const __m256i mags = _mm256_add_epi16(codes, codes);
+  seen = _mm256_castsi256_ps(_mm256_max_epu16(_mm256_castps_si256(seen), mags));
+}
+
+template <Format format, bool exact>
 OPENSPYRE_STEP void decode16(const std::byte* src, float* dst, bool merged_is_nan, Seen& seen);
-OPENSPYRE_STEP bool any_merged(Vec bits) {
-  const __m256i codes = _mm256_castps_si256(bits);
-  return _mm256_movemask_epi8(_mm256_cmpeq_epi16(codes, _mm256_set1_epi16(-1))) != 0;
+OPENSPYRE_STEP bool any_merged(Vec seen) {
+  const __m256i mags = _mm256_castps_si256(seen);
+  return _mm256_movemask_epi8(_mm256_cmpeq_epi16(mags, _mm256_set1_epi16(-2))) != 0;
 }
 
 #include "machine/kernels/matmul_body.h"
 
 template <Format format, bool exact>
 OPENSPYRE_STEP void decode16(const std::byte* src, float* dst, bool merged_is_nan, Seen& seen) {
-  if constexpr (format == Format::IEEE_FP32) {
-    store(dst, load(src));
-    store(dst + 8, load(src + 32));
-  } else if constexpr (format == Format::SENINT8) {
-    const __m128i x = load16(src);
-    store(dst, _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(x)));
-    store(dst + 8, _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(x, 8))));
-  } else if constexpr (kBytes<format> == 1) {
-    const __m128i x = load16(src);
-    store(dst, fp8_values<format>(_mm_cvtepu8_epi16(x)));
-    store(dst + 8, fp8_values<format>(_mm_cvtepu8_epi16(_mm_srli_si128(x, 8))));
-  } else if constexpr (format == Format::IEEE_FP16) {
-    store(dst, _mm256_cvtph_ps(load16(src)));
-    store(dst + 8, _mm256_cvtph_ps(load16(src + 16)));
-  } else if constexpr (format == Format::BFLOAT16) {
-    for (int half = 0; half < 2; ++half) {
-      const __m256i x = _mm256_cvtepu16_epi32(load16(src + 16 * half));
-      store(dst + 8 * half, _mm256_castsi256_ps(_mm256_slli_epi32(x, 16)));
-    }
-  } else {
-    if constexpr (!exact) {
-      const __m256i codes = _mm256_or_si256(
-          _mm256_loadu_si256(reinterpret_cast<const __m256i*>(src)), _mm256_set1_epi16(-0x8000));
-      seen.bits = _mm256_castsi256_ps(_mm256_max_epu16(_mm256_castps_si256(seen.bits), codes));
-    }
-    for (int half = 0; half < 2; ++half) {
-      const __m256i x = _mm256_cvtepi16_epi32(load16(src + 16 * half));
-      store(dst + 8 * half, _mm256_castsi256_ps(dl16_bits<exact>(x, merged_is_nan)));
-    }
-  }
+  if constexpr (!exact) note<2>(src, seen.bits);
+  store(dst, values<format, exact>(src, merged_is_nan));
+  store(dst + 8, values<format, exact>(src + 8 * kBytes<format>, merged_is_nan));
 }
+
+#include "machine/kernels/matmul_gemv.h"
+
+void product(const MatmulTile& t) { t.m <= kFewRows ? few(t) : blocks(t); }
 
 }  // namespace
 
-void matmul(const ComputeTask& task) { run_matmul(task, blocks); }
+void matmul(const ComputeTask& task) { run_matmul(task, product); }
 
 }  // namespace openspyre::machine::avx2
 #endif

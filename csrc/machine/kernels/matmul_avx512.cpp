@@ -19,7 +19,7 @@ namespace {
 using namespace openspyre::machine::detail;
 
 using Vec = __m512;
-constexpr int kLanes = 16, kRows = 6;
+constexpr int kLanes = 16, kRows = 6, kSums = 20;
 constexpr int64_t kPanelWidth = 64;
 
 struct Seen;
@@ -81,7 +81,7 @@ OPENSPYRE_STEP Vec fp8_values(__m128i bytes) {
 }
 
 template <Format format, bool exact>
-OPENSPYRE_STEP Vec values16(const std::byte* src, bool merged_is_nan) {
+OPENSPYRE_STEP Vec values(const std::byte* src, bool merged_is_nan) {
   if constexpr (format == Format::IEEE_FP32) return load(src);
   if constexpr (format == Format::SENINT8) {
     return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(load16(src)));
@@ -92,6 +92,13 @@ OPENSPYRE_STEP Vec values16(const std::byte* src, bool merged_is_nan) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(load32(src)), 16));
   }
   return dl16_values<exact>(_mm512_cvtepi16_epi32(load32(src)), merged_is_nan);
+}
+
+template <int vectors>
+OPENSPYRE_STEP void note(const std::byte* src, Vec& seen) {
+  static_assert(vectors > 1);
+  const __m512i codes = _mm512_or_si512(_mm512_loadu_si512(src), _mm512_set1_epi16(-0x8000));
+  seen = _mm512_castsi512_ps(_mm512_max_epu16(_mm512_castps_si512(seen), codes));
 }
 
 template <Format format, bool exact>
@@ -110,10 +117,10 @@ OPENSPYRE_STEP void decode16(const std::byte* src, float* dst, bool merged_is_na
     seen.bits = _mm512_castsi512_ps(_mm512_castsi256_si512(_mm256_max_epu16(
         _mm512_castsi512_si256(_mm512_castps_si512(seen.bits)), _mm512_castsi512_si256(codes))));
   }
-  store(dst, values16<format, exact>(src, merged_is_nan));
+  store(dst, values<format, exact>(src, merged_is_nan));
 }
 
-#include "machine/kernels/matmul_gemv_avx512.h"
+#include "machine/kernels/matmul_gemv.h"
 
 void product(const MatmulTile& t) { t.m <= kFewRows ? few(t) : blocks(t); }
 

@@ -1,22 +1,37 @@
-// Products of few rows for AVX-512: b is decoded in registers as it streams by, once.
+// Products of few rows: b is decoded in registers as it streams by, once.
 //
-// Included by matmul_avx512.cpp inside its unnamed namespace. Same chains of additions as
-// matmul_body.h, so the same bits; it only saves the way of b through scratch memory.
+// Included by matmul_avx2.cpp and matmul_avx512.cpp inside their unnamed namespaces, after
+// matmul_body.h. The includer adds to its primitives
+//   values<format, exact>(src, merged_is_nan)   kLanes elements of a stick as floats
+//   note<vectors>(src, seen)                    what any_merged asks of `seen` about the one or, of
+//                                               more vectors, two times kLanes codes at src
+//   kSums                                       accumulators that registers hold while b is decoded
+// Same chains of additions as matmul_body.h, so the same bits; it only saves the way of b through
+// scratch memory.
 
 constexpr int64_t kFewRows = 8;
-constexpr int64_t kAhead = 128;  // rows of b fetched ahead
 
-// Rows of the output in registers over `depth` steps of k; `vectors` times 16 columns of one or
+// Vectors of the output's columns that are summed at a time, a power of two: the more rows, the
+// fewer. A block of b is read from memory by the first pass over it and from the cache by others.
+static constexpr int few_vectors(int rows, int64_t columns) {
+  int vectors = int(columns / kLanes);
+  while (vectors > 1 && rows * vectors > kSums) vectors /= 2;
+  return vectors;
+}
+
+// Rows of the output in registers over `depth` steps of k; `vectors` times kLanes columns of one or
 // two sticks of b. Returns false, with out untouched, when DLFloat16's merged code was met and
 // `exact` is not set.
 template <Format format, bool exact, int rows, int vectors, bool is_fused>
-static bool few(const MatmulTile& t, int64_t k0, int64_t depth, int64_t column, const Ends& ends) {
+static bool few(const MatmulTile& t, int64_t k0, int64_t depth, int64_t column, Ends ends) {
+  ends.integers = format == Format::SENINT8;  // known here: less code
   constexpr int64_t bytes = kBytes<format>, eps = 128 / bytes;
+  constexpr int kPerStick = 32 / kLanes;  // of float32
   Vec sum[rows][vectors];
   std::byte* out[vectors];
 #pragma GCC unroll 16
   for (int j = 0; j < vectors; ++j) {
-    const int64_t at = column + 16 * j;
+    const int64_t at = column + kLanes * j;
     out[j] = t.out + (at / 32) * t.out_stick + (at % 32) * 4;
 #pragma GCC unroll 16
     for (int r = 0; r < rows; ++r) {
@@ -25,35 +40,48 @@ static bool few(const MatmulTile& t, int64_t k0, int64_t depth, int64_t column, 
   }
   // A format of 4 bytes has the second half of 64 columns in another stick.
   const std::byte* b = t.b + k0 * t.b_row + (column / eps) * t.b_stick + (column % eps) * bytes;
-  const int64_t second = eps == 32 && vectors == 4 ? t.b_stick - 128 : 0;
-  __m512i merged = _mm512_setzero_si512();
+  const int64_t second = eps == 32 && vectors > kPerStick ? t.b_stick - 128 : 0;
+  Vec merged = splat(0.0f);
   const int64_t step = t.b_row;
+  // Memory is as busy in the last pass over a block of b as in the first: each fetches its share of
+  // the rows behind the block.
+  constexpr int64_t width = vectors * kLanes, run = eps < kPanel ? eps : kPanel;
+  constexpr int64_t passes = width < run ? run / width : 1;
+  const std::byte* ahead =
+      b - column % run * bytes + (depth + column % run / width * (depth / passes)) * step;
   for (int64_t k = 0; k < depth; ++k, b += step) {
-    __builtin_prefetch(b + kAhead * step, 0, 2);
-    if constexpr (bytes * 64 > 64) __builtin_prefetch(b + kAhead * step + 64, 0, 2);
-    Vec x[vectors];
+    if (passes == 1 || k % passes == 0) {
+      __builtin_prefetch(ahead, 0, 2);
+      if constexpr (bytes > 1) __builtin_prefetch(ahead + 64, 0, 2);
+      ahead += step;
+    }
     if constexpr (format == Format::SEN169_FP16 && !exact) {
 #pragma GCC unroll 16
-      for (int j = 0; j < vectors; j += 2) {
-        const __m512i codes = _mm512_loadu_si512(b + 32 * j);
-        merged = _mm512_max_epu16(merged, _mm512_or_si512(codes, _mm512_set1_epi16(-0x8000)));
+      for (int j = 0; j < vectors; j += 2) note<vectors>(b + bytes * kLanes * j, merged);
+    }
+    // Few values wait in registers: the decoded ones of all columns, or a's of all rows.
+    constexpr int together = vectors <= rows ? vectors : 1;
+#pragma GCC unroll 16
+    for (int j0 = 0; j0 < vectors; j0 += together) {
+      Vec x[together];
+#pragma GCC unroll 16
+      for (int j = 0; j < together; ++j) {
+        const int64_t at = bytes * kLanes * (j0 + j) + (j0 + j >= kPerStick ? second : 0);
+        x[j] = values<format, exact>(b + at, t.merged_is_nan);
       }
-    }
 #pragma GCC unroll 16
-    for (int j = 0; j < vectors; ++j) {
-      x[j] = values16<format, exact>(b + 16 * bytes * j + (j >= 2 ? second : 0), t.merged_is_nan);
-    }
+      for (int r = 0; r < rows; ++r) {
+        const Vec a = splat(t.a_scratch[r * kRowA + k]);
 #pragma GCC unroll 16
-    for (int r = 0; r < rows; ++r) {
-      const Vec a = splat(t.a_scratch[r * kRowA + k]);
-#pragma GCC unroll 16
-      for (int j = 0; j < vectors; ++j) {
-        sum[r][j] = is_fused ? fused(a, x[j], sum[r][j]) : separate(a, x[j], sum[r][j]);
+        for (int j = 0; j < together; ++j) {
+          Vec& to = sum[r][j0 + j];
+          to = is_fused ? fused(a, x[j], to) : separate(a, x[j], to);
+        }
       }
     }
   }
   if constexpr (format == Format::SEN169_FP16 && !exact) {
-    if (any_merged(_mm512_castsi512_ps(merged))) return false;
+    if (any_merged(merged)) return false;
   }
 #pragma GCC unroll 16
   for (int j = 0; j < vectors; ++j) {
@@ -63,19 +91,23 @@ static bool few(const MatmulTile& t, int64_t k0, int64_t depth, int64_t column, 
   return true;
 }
 
-template <Format format, int rows, int vectors>
+// `columns` of the output: 32 or 64.
+template <Format format, int rows, int64_t columns>
 static void few_columns(const MatmulTile& t, int64_t k0, int64_t depth, int64_t column,
                         bool may_be_fused, const Ends& ends) {
-  if constexpr (format == Format::IEEE_FP32) {
-    few<format, true, rows, vectors, false>(t, k0, depth, column, ends);
-  } else if constexpr (format == Format::SEN169_FP16) {
-    if (!few<format, false, rows, vectors, true>(t, k0, depth, column, ends)) {
+  constexpr int vectors = few_vectors(rows, columns);
+  for (const int64_t end = column + columns; column < end; column += vectors * kLanes) {
+    if constexpr (format == Format::IEEE_FP32) {
+      few<format, true, rows, vectors, false>(t, k0, depth, column, ends);
+    } else if constexpr (format == Format::SEN169_FP16) {
+      if (!few<format, false, rows, vectors, true>(t, k0, depth, column, ends)) {
+        few<format, true, rows, vectors, true>(t, k0, depth, column, ends);
+      }
+    } else if (format != Format::BFLOAT16 || may_be_fused) {
       few<format, true, rows, vectors, true>(t, k0, depth, column, ends);
+    } else {
+      few<format, true, rows, vectors, false>(t, k0, depth, column, ends);
     }
-  } else if (format != Format::BFLOAT16 || may_be_fused) {
-    few<format, true, rows, vectors, true>(t, k0, depth, column, ends);
-  } else {
-    few<format, true, rows, vectors, false>(t, k0, depth, column, ends);
   }
 }
 
@@ -111,12 +143,9 @@ static void few_rows(const MatmulTile& t) {
           fuse = fuse && narrow_columns(t, k0, depth, n0);
         }
         if (t.n - n0 <= 32) {
-          few_columns<format, rows, 2>(part, k0, depth, n0, fuse, ends);
-        } else if constexpr (rows <= 5) {
-          few_columns<format, rows, 4>(part, k0, depth, n0, fuse, ends);
-        } else {  // more accumulators than registers: a half at a time, the second cached
-          few_columns<format, rows, 2>(part, k0, depth, n0, fuse, ends);
-          few_columns<format, rows, 2>(part, k0, depth, n0 + 32, fuse, ends);
+          few_columns<format, rows, 32>(part, k0, depth, n0, fuse, ends);
+        } else {
+          few_columns<format, rows, kPanel>(part, k0, depth, n0, fuse, ends);
         }
       }
     }
