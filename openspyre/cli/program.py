@@ -27,6 +27,7 @@ from openspyre.cli.common import (
 )
 from openspyre.cli.run import run
 from openspyre.program import model
+from openspyre.program.listing import listing
 from openspyre.program.text import to_text
 from openspyre.program.verify import Report, problems, verify
 from openspyre.timing import time_program
@@ -49,18 +50,30 @@ program.add_command(run)
 @program.command()
 @PATH
 @JSON
+@SYMBOLS
 @click.option("--summary", is_flag=True, help="Leave out the instructions.")
-def show(path: Path, as_json: bool, summary: bool) -> None:
+@click.option("--cores", is_flag=True, help="List which bytes each core reads and writes.")
+def show(path: Path, as_json: bool, symbols: tuple[str, ...], summary: bool, cores: bool) -> None:
     """Print the steps of a directory and its programs as text."""
+    given = parse_symbols(symbols)
     with failures():
         source = read_source(path)
+        if cores:
+            listings = [
+                listing(item, whole_symbols(item, given)) for item in source.programs.values()
+            ]
+            if as_json:
+                print_json([asdict(item) for item in listings])
+            for item in () if as_json else listings:
+                click.echo(item.text())
+            return
         if as_json:
             print_json(_as_dict(source, summary))
             return
         if source.code is not None:
             click.echo(_steps_text(source))
-        for item in source.programs.values():
-            click.echo(_summary(item) if summary else to_text(item))
+        for program in source.programs.values():
+            click.echo(_summary(program) if summary else to_text(program))
 
 
 def _steps_text(source: Source) -> str:
