@@ -14,6 +14,7 @@ from openspyre.compiler.graph import Role
 from openspyre.compiler.lower.registry import lower_op
 from openspyre.compiler.options import CompileOptions
 from openspyre.compiler.schedule.common import place_of
+from openspyre.compiler.view import View
 from openspyre.formats import Mode
 from openspyre.program import Program
 from openspyre.program.listing import listing
@@ -27,7 +28,8 @@ def absolute(rows: int, columns: int, cores: int) -> Program:
     y = lower_op(b, "aten.abs.default", [x], {})
     place = place_of((rows, columns), "float16", Mode.DL16)
     out = b.tensor("y", (rows, columns), "float16", Role.OUTPUT, place)
-    b.store(type(x).of(out), y)
+    assert isinstance(y, View)
+    b.store(View.of(out), y)
     options = CompileOptions(cores=cores, split=(("rows", cores),))
     (step,) = compile_graph(b.graph, options).steps
     return step.program  # type: ignore[union-attr]

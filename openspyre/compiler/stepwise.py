@@ -12,13 +12,15 @@ tensors of the traced sizes and strides. Needs torch and the extension.
 from __future__ import annotations
 
 import os
+import threading
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 import torch
 
-from openspyre import env
+from openspyre import _C, env
 from openspyre.compiler.errors import Unsupported
 from openspyre.compiler.lower.registry import overload
 from openspyre.compiler.results import laid_out
@@ -34,6 +36,30 @@ from openspyre.compiler.traced import (
 
 Alone: TypeAlias = "Callable[[TracedRegion, Sequence[torch.Tensor]], list[torch.Tensor]]"
 """Runs a region, for the operations that must be compiled."""
+
+
+Step: TypeAlias = "Callable[[torch._ops.OpOverload, str, Sequence[Any], dict[str, Any]], Any]"
+"""Runs one operation (with the user's line, its arguments): openspyre.observe.intermediates."""
+
+_watching = threading.local()
+
+
+@contextmanager
+def watched(step: Step) -> Iterator[None]:
+    """Regions that this thread launches inside run by their operations, each by `step`."""
+    before = watcher()
+    _watching.step = step
+    _C.watch_regions(True)
+    try:
+        yield
+    finally:
+        _watching.step = before
+        _C.watch_regions(before is not None)
+
+
+def watcher() -> Step | None:
+    """What runs the operations of this thread's regions, if anything does."""
+    return getattr(_watching, "step", None)
 
 
 def takes(error: Exception, region: TracedRegion) -> bool:
@@ -90,7 +116,11 @@ def run(
         elif call.op.startswith("prims.inductor_"):
             values.append(_alone(call, values, symbols, device, alone))
         else:
-            values.append(_called(overload(call.op), args, kwargs, device))
+            op, args, kwargs = _told(overload(call.op), args, kwargs, device)
+            step = watcher()
+            values.append(
+                op(*args, **kwargs) if step is None else step(op, call.source, args, kwargs)
+            )
     made: list[torch.Tensor] = []
     taken = {_storage(tensor) for tensor in tensors}
     for result in region.results:
@@ -116,10 +146,10 @@ def _storage(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage()._cdata
 
 
-def _called(
+def _told(
     op: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[str, Any], device: torch.device
-) -> Any:
-    """The operation, told the device again, which the traced call does not say."""
+) -> tuple[torch._ops.OpOverload, list[Any], dict[str, Any]]:
+    """The operation and its arguments, with the device, which the traced call does not say."""
     given = list(args)
     for at, argument in enumerate(op._schema.arguments):
         if argument.name != "device":
@@ -128,7 +158,7 @@ def _called(
             given[at] = device
         else:
             kwargs = {**kwargs, "device": device}
-    return op(*given, **kwargs)
+    return op, given, kwargs
 
 
 def _alone(

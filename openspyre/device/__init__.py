@@ -224,6 +224,10 @@ def __getattr__(name: str) -> Any:
         from openspyre.observe.explain import explain
 
         return explain
+    if name in ("intermediates", "compare"):
+        from openspyre.observe import intermediates
+
+        return getattr(intermediates, name)
     if name == "JobPlan":  # its module is imported at the first use
         return plans.JobPlan
     # torch.utils.checkpoint saves and restores the random state of a device module that says so;
