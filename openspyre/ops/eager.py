@@ -62,6 +62,7 @@ _TURNED = frozenset(
         "_scaled_dot_product_flash_attention_for_cpu",
         "_scaled_dot_product_fused_attention_overrideable",
         "_scaled_dot_product_efficient_attention", "linalg_qr", "linalg_svd", "geqrf",
+        "linalg_solve_triangular",
     )
 )  # fmt: skip
 """Operations that give other strides than contiguous ones for contiguous operands."""
