@@ -1,7 +1,8 @@
 """Every acceptance id is in the name of a test, or waits for a later stage with a reason.
 
-Ids: RT (runtime), L (layouts), P (Programs), N (numerics), T (timing), PT (pitfalls of PyTorch), B
-(known traps of accelerators). A test
+Ids: RT (runtime), L (layouts), P (Programs), N (numerics), T (timing), R (restickify), W (work
+division), S (scratchpad), I (Inductor), O (operations), PT (pitfalls of PyTorch), B (known traps of
+accelerators). X (speed) are benchmarks: tests/test_benchmarks.py. A test
 carries its ids in its name: `test_rt12_b109_...` in Python, `TEST(rt12_...)` in C++;
 `test_l1_to_l26_...` stands for a range. A deferred id must not have a test: when it gets one, its
 line here goes.
@@ -41,15 +42,16 @@ REQUIRED = (
     | ids("n", range(1, 10))
     | ids("t", 1, 2, 3, 5, 6, 7)  # there is no T4
     | ids("pt", range(1, 39))
+    | ids("r", range(1, 4))
+    | ids("w", range(1, 9))
+    | ids("s", range(2, 6))
+    | ids("i", range(1, 8))
+    | ids("o", range(1, 9))
     | KNOWN_TRAPS
 )
 
 # Reason -> ids. What needs a part of OpenSpyre that is not built yet.
 DEFERRED: dict[str, set[str]] = {
-    "needs hints for the planner, a listing of programs, and dumps of intermediates": ids(
-        "b", 131, 196
-    )
-    | ids("p", 9),
     "needs the distributed backend": ids("rt", range(76, 81))
     | ids("pt", 27)
     | ids("b", 154, 155, 157, 158),
@@ -79,7 +81,7 @@ def ids_of(name: str) -> set[str]:
     found = {
         f"{prefix}{int(number)}"
         for prefix, number in re.findall(
-            r"(?<![a-z0-9])(rt|l|pt|p|n|t|b)(\d+)(?![a-z0-9])", name.replace("_", " ")
+            r"(?<![a-z0-9])(rt|l|pt|p|n|t|b|r|w|s|i|o)(\d+)(?![a-z0-9])", name.replace("_", " ")
         )
     }
     for prefix, first, last in re.findall(r"(?:^|_)([a-z]+)(\d+)_to_\1(\d+)_", name):

@@ -221,8 +221,8 @@ def test_a_stick_is_not_split_within_its_elements() -> None:
 # --- layouts
 
 
-def test_expressions_turn_no_more_elements_than_listed() -> None:
-    """Acceptance R1: the expressions of the fact sheet's section 2.3."""
+def test_r1_expressions_turn_no_more_elements_than_listed() -> None:
+    """The expressions of the public compiler that say what a plan may cost."""
     square = 128 * 128
 
     def cost(expression: Any, **shapes: tuple[int, int]) -> int:

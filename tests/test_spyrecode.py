@@ -419,7 +419,10 @@ def changed(plan: Json, path: tuple[str | int, ...], value: Json) -> Json:
 
 @pytest.mark.parametrize(
     "path,value,message,in_schema", CHANGES,
-    ids=[".".join(map(str, c[0][-3:])) + "=" + ("GONE" if c[1] is GONE else repr(c[1])[:24]) for c in CHANGES],
+    ids=[
+        ".".join(map(str, c[0][-3:])) + "=" + ("GONE" if c[1] is GONE else repr(c[1])[:24])
+        for c in CHANGES
+    ],
 )  # fmt: skip
 def test_rt30_rt53_rt54_rt55_rt57_rt66_a_broken_rule_is_named(
     directory: Path, path: tuple[str | int, ...], value: Json, message: str, in_schema: bool
