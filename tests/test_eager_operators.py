@@ -179,3 +179,36 @@ def test_chebyshev_polynomials_of_any_degree_are_near_float64(letter: str, shift
             found = function(x.to("spyre"), n.to("spyre")).cpu().double()
         wanted = plain(at.double(), n.double())
         torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4 * max(1, degree))
+
+
+# --- small dense systems
+
+
+def regular(*shape: int) -> Tensor:
+    return numbers(*shape) + 3 * torch.eye(shape[-1])
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (5, 5), (2, 3, 4, 4), (33, 5, 5)])
+def test_factors_inverses_and_solutions_of_small_systems(shape: tuple[int, ...]) -> None:
+    a, x = regular(*shape), numbers(*shape[:-1], 3, seed=2)
+    positive = a @ a.mT + torch.eye(shape[-1])
+    same(lambda m: tuple(torch.linalg.lu_factor_ex(m)), a, tolerance=1e-4)
+    same(lambda m: tuple(torch.linalg.inv_ex(m)), a, tolerance=1e-3)
+    same(lambda m: tuple(torch.linalg.cholesky_ex(m)), positive, tolerance=1e-4)
+    same(lambda m: tuple(torch.linalg.cholesky_ex(m, upper=True)), positive, tolerance=1e-4)
+    same(lambda m, v: torch.linalg.solve_triangular(m, v, upper=True), a.triu(), x, tolerance=1e-3)
+    factor = torch.linalg.cholesky(positive)
+    same(lambda m, v: torch.cholesky_solve(v, m), factor, x, tolerance=1e-3)
+    lu, pivots = torch.linalg.lu_factor(a)
+    for adjoint in (False, True):
+        same(lambda m, p, v, adjoint=adjoint: torch.linalg.lu_solve(m, p, v, adjoint=adjoint),
+             lu, pivots, x, tolerance=1e-3)  # fmt: skip
+    same(lambda m, p: torch.lu_unpack(m, p), lu, pivots)
+
+
+def test_a_singular_matrix_is_reported_as_pytorch_does() -> None:
+    same(lambda m: tuple(torch.linalg.lu_factor_ex(m)), torch.zeros(3, 3))
+    with pytest.raises(torch.linalg.LinAlgError, match="singular"):
+        torch.linalg.inv(torch.zeros(3, 3, device="spyre"))
+    with pytest.raises(torch.linalg.LinAlgError, match="minor of order 2"):
+        torch.linalg.cholesky(torch.tensor([[1.0, 2.0], [2.0, 1.0]]).to("spyre"))

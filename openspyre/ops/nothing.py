@@ -27,6 +27,9 @@ VALUES: dict[str, tuple[float, ...]] = {
     **dict.fromkeys(("prod", "all", "new_ones"), (1.0,)),
     **dict.fromkeys(("mean", "var", "std", "var_mean", "std_mean"), (math.nan,)),
     "logsumexp": (-math.inf,),
+    "linalg_cholesky_ex": (0.0, 0.0),
+    "linalg_inv_ex": (0.0, 0.0),
+    "linalg_lu_factor_ex": (0.0, 0.0, 0.0),
     "_linalg_det": (1.0, 0.0, 0.0),
     "_linalg_slogdet": (1.0, 0.0, 0.0, 0.0),
 }  # fmt: skip

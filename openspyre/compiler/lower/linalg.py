@@ -42,6 +42,11 @@ def _order(b: GraphBuilder, matrix: View, square: bool = True) -> tuple[int, int
     return rows, columns
 
 
+def _apart(b: GraphBuilder, view: View) -> View:
+    """The matrix with each dim a dim of its tensor."""
+    return b.contiguous(view) if any(len(names) > 1 for names in view.dims) else view
+
+
 def _mT(view: View) -> View:
     return view.transpose(view.rank - 2, view.rank - 1)
 
@@ -115,7 +120,7 @@ def cholesky_ex(
     if check_errors:
         raise Unsupported(b.operation, "check_errors", "no operation of the card raises an error")
     n, _ = _order(b, x)
-    a = _mT(x) if upper else x
+    a = _apart(b, _mT(x) if upper else x)
     rank = a.rank
     for k in range(n):
 
@@ -190,7 +195,7 @@ def _picked(b: GraphBuilder, a: View, place: View) -> View:
 def _factored(b: GraphBuilder, a: View, pivot: bool) -> tuple[View, View]:
     """(L and U in one, the pivots counted from 1)."""
     rows, columns = _order(b, a, square=False)
-    rank = a.rank
+    a, rank = _apart(b, a), a.rank
     places: list[View] = []
     for k in range(min(rows, columns)):
         column, row = _column(a, k), _row(a, k)
@@ -272,3 +277,37 @@ def inv_ex(b: GraphBuilder, a: View, *, check_errors: bool = False) -> tuple[Vie
     _order(b, a)
     made, pivots, info = lu_factor_ex(b, a, check_errors=check_errors)
     return lu_solve(b, made, pivots, _identity(b, a)), cast(b, info, "int32")
+
+
+@lowers("aten.lu_unpack")
+def lu_unpack(
+    b: GraphBuilder, a: View, pivots: View, unpack_data: bool = True, unpack_pivots: bool = True
+) -> tuple[View, View, View]:
+    """(P, L, U) of factors."""
+    if not (unpack_data and unpack_pivots):
+        raise Unsupported(b.operation, "a part of the factors", "all three are made at once")
+    rows, columns = _order(b, a, square=False)
+    rank, short = a.rank, min(rows, columns)
+
+    def below(where: Where, v: Reg) -> Reg:
+        i, j = where(rank - 2), where(rank - 1)
+        return f.where(i > j, v, f.where(f.equal(i, j), v.like(1.0), v.like(0.0)))
+
+    def above(where: Where, v: Reg) -> Reg:
+        return f.where(where(rank - 2) > where(rank - 1), v.like(0.0), v)
+
+    left = b.map(below, a.slice(rank - 1, 0, short), dtype="float32", indexed=True, name="l")
+    right = b.map(above, a.slice(rank - 2, 0, short), dtype="float32", indexed=True, name="u")
+    shape = [*a.shape[: rank - 1], rows]
+    eye = b.map(
+        lambda where: f.cast(f.cast(f.equal(where(rank - 2), where(rank - 1)), "b"), "f"),
+        dtype="float32", shape=shape, indexed=True, name="identity",
+    )  # fmt: skip
+    return _swapped(b, eye, pivots, True, shape), left, right
+
+
+@lowers("aten.linalg_lu")
+def linalg_lu(b: GraphBuilder, a: View, *, pivot: bool = True) -> tuple[View, View, View]:
+    if not pivot:
+        raise Unsupported(b.operation, "pivot=False", "the permutation has no elements")
+    return lu_unpack(b, *_factored(b, a, True))
