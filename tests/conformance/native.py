@@ -32,7 +32,7 @@ from .placement import Twins, tensors_of, twins_of
 from .runs import Part, Report, Run
 from .target import Target, Watched
 
-SAMPLES = int(os.environ.get("CONFORMANCE_SAMPLES", "10"))
+SAMPLES = int(os.environ.get("CONFORMANCE_SAMPLES", "5"))
 COMPILED_SAMPLES = 1
 SECONDS = 12.0
 
