@@ -212,3 +212,13 @@ def test_a_singular_matrix_is_reported_as_pytorch_does() -> None:
         torch.linalg.inv(torch.zeros(3, 3, device="spyre"))
     with pytest.raises(torch.linalg.LinAlgError, match="minor of order 2"):
         torch.linalg.cholesky(torch.tensor([[1.0, 2.0], [2.0, 1.0]]).to("spyre"))
+
+
+@pytest.mark.parametrize("p", [0.5, 1.0, 2.0, 3.0, float("inf")])
+def test_the_gradient_of_distances(p: float) -> None:
+    def gradients(x: Tensor, y: Tensor, g: Tensor) -> Any:
+        leaves = [t.detach().requires_grad_() for t in (x, y)]
+        return torch.autograd.grad(torch.cdist(leaves[0], leaves[1], p=p), leaves, g)
+
+    args = numbers(2, 4, 3), numbers(2, 5, 3, seed=2), numbers(2, 4, 5, seed=3)
+    same(gradients, *args, tolerance=1e-3)

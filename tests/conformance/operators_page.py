@@ -25,7 +25,8 @@ NOTES = {
     "mode": "which of the equal places is given is open",
     "div.trunc_rounding": "a 16-bit quotient is rounded before it is truncated, as by PyTorch's"
     " own kernel; the float32 reference rounds nothing",
-    "masked.median": "it marks what is masked with NaN; DLFloat16 has one code for NaN and infinity",
+    "masked.median": "it marks masked elements with NaN, and DLFloat16 has one code for NaN and"
+    " infinity",
     "_native_batch_norm_legit": "in evaluation it saves statistics where the CPU saves nothing",
 }
 """What is known of entries that fail, in the place of the failure's text."""

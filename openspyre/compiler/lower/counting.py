@@ -151,6 +151,36 @@ def cdist(b: GraphBuilder, x: View, y: View, p: Operand, compute_mode: int | Non
     return distance(b, left, right, float(constant(p, "p")), x.dtype)
 
 
+@lowers("aten._cdist_backward")
+def cdist_backward(
+    b: GraphBuilder, grad: View, x: View, y: View, p: Operand, distances: View
+) -> View:
+    """The gradient of x: over all points of y, what each distance grows with x."""
+    power = float(constant(p, "p"))
+    last = max(x.rank, y.rank)
+    left, right = x.unsqueeze(x.rank - 1), y.unsqueeze(y.rank - 2)
+
+    def part(g: Reg, v: Reg, w: Reg, d: Reg) -> Reg:
+        away = v - w
+        none = f.equal(d, 0.0)
+        if power == 0:
+            return away.like(0.0) * g
+        if power == 1.0:
+            return f.sign(away) * g
+        if power == float("inf"):
+            return f.where(f.equal(abs(away), d), f.sign(away) * g, away.like(0.0))
+        if power == 2.0:
+            return f.where(none, away.like(0.0), away / d * g)
+        grown = f.power(abs(away) / d, power - 1.0) * f.sign(away) * g
+        return f.where(none | f.equal(away, 0.0), away.like(0.0), grown)
+
+    parts = b.map(
+        part, grad.unsqueeze(grad.rank), left, right, distances.unsqueeze(distances.rank),
+        dtype="float32", compute="float32", name="slope",
+    )  # fmt: skip
+    return cast(b, summed(b, parts, [last - 1]), x.dtype)
+
+
 @lowers("aten._pdist_forward")
 def pdist(b: GraphBuilder, x: View, p: Operand = 2.0) -> View:
     rows, columns = np.triu_indices(number(x.size(0), b, "the number of points"), 1)
