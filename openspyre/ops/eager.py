@@ -68,6 +68,19 @@ _TURNED = frozenset(
 """Operations that give other strides than contiguous ones for contiguous operands."""
 
 
+_META_OF = {
+    "aten.convolution_overrideable.default": "aten.convolution.default",
+    "aten._logcumsumexp.default": "aten.logcumsumexp.default",
+}
+"""Operations without a meta kernel, and those that stand for them."""
+
+
+_DENSE = frozenset(
+    ("convolution_overrideable", "convolution_backward_overrideable", "_logcumsumexp")
+)
+"""Operations without a meta kernel that would tell their strides: their results are contiguous."""
+
+
 _SKIP_EMPTY = frozenset(
     (
         "aten.cat.default", "aten.native_batch_norm_backward.default",
@@ -307,8 +320,9 @@ class _Call:
                 named[argument.name] = value
             else:
                 positional.append(value)
+        op = registry.overload(_META_OF[self.name]) if self.name in _META_OF else self.op
         try:
-            return self.op(*positional, **named), made
+            return op(*positional, **named), made
         except Exception as error:
             raise Declined(f"PyTorch's meta kernel: {error}"[:200]) from None
 
@@ -535,6 +549,9 @@ class _Call:
             r.alias_info is None or not r.alias_info.is_write for r in self.op._schema.returns
         )
         returns = self._returns(made, note) if fresh else []
+        for argument in b.graph.arguments:
+            if argument.role is Role.INPUT and argument.name not in plan.sources:
+                b.graph.tensors.remove(argument)  # an operand without elements: nobody reads it
         key, region = cache.compiled(b.graph, CompileOptions.now(self.mode))
         loaded = launch.loaded(key, region, self.device)
         return self._finished(plan, loaded, arguments, returns, written)
@@ -550,7 +567,8 @@ class _Call:
             return {}
         sizes = [tuple(_known(s) for s in v.shape) for v in views]
         usual = [contiguous_strides(n) for n in sizes]
-        if all(t.is_contiguous() for t in operands) and _short(self.name) not in _TURNED:
+        short = _short(self.name)
+        if short in _DENSE or (all(t.is_contiguous() for t in operands) and short not in _TURNED):
             return {id(v): (n, s) for v, n, s in zip(views, sizes, usual, strict=True)}
         if torch.Tag.pointwise in self.op.tags and len(views) == 1:
             strides = compute_elementwise_output_strides(*(t.expand(sizes[0]) for t in operands))
