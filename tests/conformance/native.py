@@ -22,13 +22,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
-from .compare import Mismatch, compare_values, reduction_factor
+from .compare import Mismatch
 from .modules import cases_of, prepare_case
 from .operators import UNINITIALISED, Operator, gradients
-from .placement import Twins, tensors_of, twins_of
+from .placement import Twins, twins_of
 from .runs import Part, Report, Run
 from .target import Target, Watched
 
@@ -156,31 +154,13 @@ class _Native(Operator):
             try:
                 self._same(actual, expected, reference, placed, twins, values, "result")
             except Mismatch as error:
-                self._doubted(error, twins, lambda sample: self._call(self.op, sample), actual)
+                self.doubted(error, twins, lambda sample: self._call(self.op, sample), actual)
 
         if self.forward.run(f"sample {index} forward", forward) and self.differentiable:
             self.gradients(index, twins, reference, placed, expected, actual, values)
 
     def compute(self, placed: Any, twins: Twins) -> Any:
         return self._call(self.op, placed)
-
-    def _doubted(
-        self, error: Mismatch, twins: Twins, compute: Callable[[Any], Any], found: Any
-    ) -> None:
-        """Raises `error` unless the float32 reference is what is wrong: `found` must be within the
-        tolerance of the same computation in float64."""
-        if self.dtype != torch.float32 or "not close" not in str(error):
-            raise error
-        sample = self._build(twins.exact)
-        mine = [t for t in tree_leaves(found) if isinstance(t, Tensor)]
-        theirs = [t for t in tree_leaves(compute(sample)) if isinstance(t, Tensor)]
-        if len(mine) != len(theirs) or not any(t.dtype == torch.float64 for t in theirs):
-            raise error
-        for number, (got, want) in enumerate(zip(mine, theirs, strict=True)):
-            with self.target.aside():
-                factor = reduction_factor(tensors_of(sample), want)
-                narrow = want.detach().to(got.dtype) if want.is_floating_point() else want
-                compare_values(got, narrow, self.tolerance.scaled(factor), f"in float64 {number}")
 
     def gradients(
         self,
@@ -212,12 +192,9 @@ class _Native(Operator):
                 try:
                     self._same_tensor(mine, theirs, reference, values, f"gradient {number}", True)
                 except Mismatch as error:
-                    self._doubted(error, twins, self._exact_gradients, found)
+                    self.doubted(error, twins, self.exact_gradients, found)
 
         self.backward.run(f"sample {index} backward", backward)
-
-    def _exact_gradients(self, sample: Any) -> Any:
-        return gradients(sample, self._call(self.op, sample), self.target)
 
 
 class _Compiled(_Native):
