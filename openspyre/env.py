@@ -293,6 +293,15 @@ _ROWS: tuple[Variable, ...] = (
         parse=_choice(_FLAG),
     ),
     Variable(
+        name="OPENSPYRE_VERIFY",
+        default="0",
+        values="0, 1",
+        meaning="1: every program that the compiler makes or finds on disk is held to the rules of "
+        "the verifier before it is loaded, which takes longer than compiling it.",
+        read_by="openspyre/compiler cache",
+        parse=_choice(_FLAG),
+    ),
+    Variable(
         name="OPENSPYRE_CACHE_DIR",
         default="~/.cache/openspyre",
         values="directory, or off",
@@ -517,6 +526,7 @@ class Configuration:
     fallback: str
     eager: str
     strict: bool
+    verify: bool
     isa: str
     allow_tiled_launch: bool
 
@@ -616,6 +626,7 @@ def configuration(environ: Mapping[str, str] | None = None) -> Configuration:
     fallback: str = get("OPENSPYRE_FALLBACK")
     eager: str = get("OPENSPYRE_EAGER")
     strict: bool = get("OPENSPYRE_STRICT")
+    verify: bool = get("OPENSPYRE_VERIFY")
     isa: str = get("OPENSPYRE_ISA")
     return Configuration(
         devices=() if errors else tuple(device(where) for where in selection.devices),
@@ -631,6 +642,7 @@ def configuration(environ: Mapping[str, str] | None = None) -> Configuration:
         fallback=fallback,
         eager=eager,
         strict=strict,
+        verify=verify,
         isa=isa,
         allow_tiled_launch=upstream_tiled if tiled is None else tiled,
     )

@@ -31,6 +31,7 @@ import numpy as np
 
 from openspyre import env
 from openspyre.compiler.compile import CopyStep, ProgramStep, Region, Step, compile_graph
+from openspyre.compiler.errors import CompileError
 from openspyre.compiler.graph import (
     Access,
     Affine,
@@ -159,11 +160,25 @@ def compiled(graph: Graph, options: CompileOptions) -> tuple[str, Region]:
         region = compile_graph(graph, options)
         _counts["compiled"] += 1
         store_region(key, region)
+    if env.read("OPENSPYRE_VERIFY", os.environ):
+        _verify(region)
     with _lock:
         _memory[key] = region
         while len(_memory) > MEMORY_ENTRIES:
             _memory.popitem(last=False)
     return key, region
+
+
+def _verify(region: Region) -> None:
+    """Raises CompileError for a program that breaks a rule."""
+    from openspyre.program.verify import VerifyError, verify
+
+    for step in region.steps:
+        if isinstance(step, ProgramStep):
+            try:
+                verify(step.program)
+            except VerifyError as error:
+                raise CompileError(f"{step.program.name}: {error}") from error
 
 
 def counts() -> dict[str, int]:

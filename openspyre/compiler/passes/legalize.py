@@ -83,6 +83,16 @@ def ragged(graph: Graph, op: Op, access: Access) -> bool:
     return not (len(index.terms) == 1 and same(plus(index.offset, extent), size))
 
 
+def _partial(op: Op, access: Access) -> bool:
+    """Whether the op walks only the beginning of some dims."""
+    return any(
+        known(op.labels[label]) != known(size)
+        for index, size in zip(access.index, access.tensor.shape, strict=True)
+        if isinstance(index, Affine)
+        for label in index.labels
+    )
+
+
 class _Legal:
     """The graph in the making: `blocks` holds, for every op of before, the ops in its place."""
 
@@ -205,9 +215,12 @@ class _Legal:
     def read(self, op: Op, number: int) -> Access:
         """A legal access instead of input `number`; what it needs goes into the block."""
         access = op.inputs[number]
-        if illegal(self.graph, access) is None:
-            return access
         tensor = access.tensor
+        if illegal(self.graph, access) is None:
+            # What is scattered must be an operand's all: the verifier counts its elements.
+            if op.kind is OpKind.SCATTER and _partial(op, access) and tensor.alias is None:
+                return self.alias(op, access, Role.INPUT)
+            return access
         if tensor.role is Role.CONST:
             return self.cut(op, access)
         bad = self.obstacles(access)
