@@ -154,12 +154,12 @@ def _changes(b: GraphBuilder, values: View, dim: int, size: int) -> View:
     return out
 
 
-@lowers("aten.cummax", "aten._cummax_helper")
+@lowers("aten.cummax")
 def cummax(b: GraphBuilder, x: View, dim: int) -> tuple[View, View]:
     return running(b, x, dim, Combine.MAX)
 
 
-@lowers("aten.cummin", "aten._cummin_helper")
+@lowers("aten.cummin")
 def cummin(b: GraphBuilder, x: View, dim: int) -> tuple[View, View]:
     return running(b, x, dim, Combine.MIN)
 

@@ -551,35 +551,6 @@ def cumsum(b: GraphBuilder, self: View, dim: int, dtype: str | None = None) -> V
     return _scanned(b, Combine.SUM, self, dim, _total_dtype(self, dtype))
 
 
-def _running_extreme(b: GraphBuilder, combine: Combine, self: View, dim: int) -> tuple[View, View]:
-    """(running extreme along `dim`, where it stands: the last of equal ones)."""
-    dims = dims_of(b, self, dim)
-    if not dims or not self.dims[dims[0]]:
-        return b.copy(self), b.map(lambda x: x.const("l", 0), self, dtype="int64")
-    exact = "float32" if is_float(self.dtype) else "int64" if self.dtype == "int64" else "int32"
-    best = b.scan(combine, self, dims[0], exact)
-
-    def place(where: Callable[[int], Reg], x: Reg, top: Reg) -> Reg:
-        index = where(dims[0])
-        here = f.equal(x, top)
-        if exact == "float32":
-            here = here | f.isnan(x)
-        return f.where(here, index, index.like(0))
-
-    marks = b.map(place, self, best, dtype="int64", compute=exact, indexed=True)
-    return stored(b, best, self.dtype), b.scan(Combine.MAX, marks, dims[0], "int64")
-
-
-@lowers("aten.cummax")
-def cummax(b: GraphBuilder, self: View, dim: int) -> tuple[View, View]:
-    return _running_extreme(b, Combine.MAX, self, dim)
-
-
-@lowers("aten.cummin")
-def cummin(b: GraphBuilder, self: View, dim: int) -> tuple[View, View]:
-    return _running_extreme(b, Combine.MIN, self, dim)
-
-
 for _name in ("cummax", "cummin"):
     resolves(
         f"aten._{_name}_helper.default", f"aten.{_name}.default", {"values": 0, "indices": 1}, True
