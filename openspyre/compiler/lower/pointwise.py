@@ -232,7 +232,9 @@ def hypot(b: GraphBuilder, self: Operand, other: Operand) -> View:
         found = f.where(f.equal(large, 0.0), large, found)
         return f.where(f.isinf(x) | f.isinf(y), x.like(math.inf), found)
 
-    return pointwise(b, body, [self, other], result_type(self, other))
+    dtype = result_type(self, other)
+    refuse(b.operation, dtype, FLOATS)
+    return pointwise(b, body, [self, other], dtype)
 
 
 @lowers("aten.nextafter", "prims.nextafter")
