@@ -111,7 +111,7 @@ def _products(root: Path) -> Iterator[Row]:
         if error > 5e-3:
             raise AssertionError(f"the product {m}x{k}x{n} is off by {error:.2g}")
         yield _side_by_side(
-            f"product {m}x{k}x{n}, dl16",
+            f"X1 product {m}x{k}x{n}, dl16",
             ours,
             lambda a=a, b=b, out=out: torch.mm(a, b, out=out),  # type: ignore[misc]
             1 / speed,
@@ -147,7 +147,7 @@ def _rowwise(root: Path) -> Iterator[Row]:
         if error > 5e-3:
             raise AssertionError(f"{name} is off by {error:.2g}")
         yield _side_by_side(
-            f"{name} {ROWS}x{COLUMNS}, dl16",
+            f"X2 {name} {ROWS}x{COLUMNS}, dl16",
             ours,
             lambda c=compiled, i=inputs: c(*i),  # type: ignore[misc]
             MAX_ROWS_RATIO,
