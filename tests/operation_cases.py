@@ -12,7 +12,7 @@ import itertools
 import math
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -74,13 +74,15 @@ class Operand:
             if kind == "large":
                 return integers(info.min, info.max).to(dtype)
             low = 0 if dtype is torch.uint8 else -4
-            if kind == "nonzero" and low:
+            if kind in ("nonzero", "powers") and low:
                 return (integers(1, 6) * (integers(0, 2) * 2 - 1)).to(dtype)
-            if kind in ("nonzero", "positive", "near one"):
+            if kind in ("nonzero", "positive", "near one", "powers"):
                 return integers(1, 6 if kind != "near one" else 3).to(dtype)
             return integers(0 if kind == "unit" else low, 5).to(dtype)
         if kind == "small":
             return integers(-4, 5).to(dtype)
+        if kind == "powers":
+            return (2.0 ** integers(-2, 3) * (integers(0, 2) * 2 - 1)).to(dtype)
         uniform = torch.rand(shape, generator=g)
         if kind == "unit":
             return (0.1 + 0.8 * uniform).to(dtype)
@@ -277,12 +279,15 @@ def makes(weight: int) -> Callable[[Maker], Maker]:
 
 
 def generate(seed: int, number: int) -> Case:
-    """The case of this number: one in eighty is compiled."""
+    """The case of this number: one in eighty is compiled, and one in
+    400 is compiled and writes to an operand."""
     import operation_kinds  # noqa: F401  registers its makers
 
     rng = random.Random(f"{seed}:{number}")
     if number % 80 == 79:
         return _together(rng)
+    if number % 400 == 200:
+        return _compiled_write(rng)
     return _one(rng, Draw(rng))
 
 
@@ -294,6 +299,14 @@ def _one(rng: random.Random, draw: Draw) -> Case:
 
 NOT_COMPILED = ("masked_select", "nonzero", "refused")
 """Results whose sizes are data, and calls that raise: not in one graph with others."""
+
+
+def _compiled_write(rng: random.Random) -> Case:
+    """A call that writes to one of its operands, for torch.compile."""
+    while True:
+        case = _one(rng, Draw(rng))
+        if case.written:
+            return replace(case, steps=True, compiled=True)
 
 
 def _together(rng: random.Random) -> Case:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -147,8 +148,10 @@ def scaled(d: Draw) -> Case:
     if d.chance(0.5):
         name = d.of(("add", "sub"))
         alpha = d.of((2, 3) if not dtype.is_floating_point else (2, 0.5, -1.5))
-        return form(d, name, getattr(torch, name), (x, y), keywords={"alpha": alpha})
+        return form(d, name, getattr(torch, name), (x, y), keywords={"alpha": alpha}, sums=True)
     mode = d.of(("trunc", "floor", None))
+    if mode == "trunc":  # of a quotient that was rounded to 16 bits, as the CPU's: one without bits
+        d.operands[-1] = replace(d.operands[-1], values="powers")
     return form(d, "div", torch.div, (x, y), keywords={"rounding_mode": mode})
 
 
@@ -285,7 +288,8 @@ def reduction(d: Draw) -> Case:
         return d.case(name, torch.count_nonzero, x, dims)
     if linear:
         return form(d, name, getattr(torch, name), (x, dims), keywords={**keep, **wide}, sums=True)
-    return d.case(name, getattr(torch, name), x, dims, keywords=keep, absolute=1.0)
+    more = {"absolute": 1.0, "steps": name == "logsumexp"}
+    return d.case(name, getattr(torch, name), x, dims, keywords=keep, **more)
 
 
 @makes(4)
