@@ -196,3 +196,12 @@ def test_cat_leaves_out_tensors_without_elements() -> None:
     same(lambda t: torch.cat([t.new_empty(0), t, t]), x, launches=1)
     same(lambda t: torch.cat([t[:0], t.new_empty(0)]), x)
     same(lambda t: torch.cat([t[:, :0], t], 1), x, launches=1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_windows_are_added_up_whatever_lies_on_the_stick(dtype: torch.dtype) -> None:
+    x = numbers(2, 27, 12).to(dtype)
+    wide = torch.nn.functional.fold(x.float(), (5, 6), 3)
+    with torch.spyre.fallback("error"):
+        found = torch.nn.functional.fold(x.to("spyre"), (5, 6), 3)
+    torch.testing.assert_close(found.cpu().float(), wide, rtol=4e-3, atol=4e-3)

@@ -124,7 +124,7 @@ class _Legal:
         while number < len(op.inputs):  # an input may bring its indices along
             op.inputs[number] = self.read(op, number)
             number += 1
-        self._turn_index(op)
+        self._turn_points(op)
         after: list[Op] = []
         for number, access in enumerate(op.outputs):
             op.outputs[number] = self.write(op, access, after)
@@ -132,32 +132,33 @@ class _Legal:
         for more in after:
             self.emit(more)
 
-    def _turn_index(self, op: Op) -> None:
+    def _turn_points(self, op: Op) -> None:
         """A scatter takes its points in order, so the positions of its last label must lie on the
-        stick: an index with another of its labels there is copied."""
+        stick: an index or value with another of its labels there is copied."""
         if op.kind is not OpKind.SCATTER:
             return
         target = op.outputs[0]
         numbers = [i.input for i in target.index if isinstance(i, Indirect)]
         varied = {label for n in numbers for label in op.inputs[n].labels}
         free = [label for label in op.labels if label in varied - target.labels]
-        for n in numbers:
-            access = op.inputs[n]
+        # What a task scatters walks the last of these labels; the others are taken one by one, and
+        # a tile on the stick cannot begin at any of their indices.
+        for n, access in enumerate(op.inputs):
             place = access.tensor.place
             assert place is not None
             at = access.index[place.stick] if place.stick >= 0 else Affine()
-            assert isinstance(at, Affine)
-            if at.single not in free[:-1] or free[-1] not in access.labels:
-                continue
-            labels, source, (sizes, names), on = self.window(op, access, [], -1)
-            last = next(
-                d for d, i in enumerate(on) if isinstance(i, Affine) and i.single == free[-1]
-            )
-            temp = self.temp(sizes, access.tensor.dtype, last)
-            out = Access(temp, tuple(label_index(n) for n in names))
-            body = identity_body(access.tensor.format(self.graph.mode))
-            self.emit(Op(OpKind.MAP, op.name, labels, [source], [out], body, source=op.source))
-            op.inputs[n] = Access(temp, on)
+            if isinstance(at, Affine) and at.single in free[:-1] and free[-1] in access.labels:
+                op.inputs[n] = self._on_stick(op, access, free[-1])
+
+    def _on_stick(self, op: Op, access: Access, label: str) -> Access:
+        """A copy of what is read, with the positions of `label` on the stick."""
+        labels, source, (sizes, names), on = self.window(op, access, [], -1)
+        last = next(d for d, i in enumerate(on) if isinstance(i, Affine) and i.single == label)
+        temp = self.temp(sizes, access.tensor.dtype, last)
+        out = Access(temp, tuple(label_index(n) for n in names))
+        body = identity_body(access.tensor.format(self.graph.mode))
+        self.emit(Op(OpKind.MAP, op.name, labels, [source], [out], body, source=op.source))
+        return Access(temp, on)
 
     # --- new parts
 
