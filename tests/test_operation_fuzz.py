@@ -120,3 +120,11 @@ def test_hypot_of_integers_is_refused_as_the_cpu_does() -> None:
         for device in ("cpu", "spyre"):
             with pytest.raises(NotImplementedError, match="hypot"):
                 torch.hypot(x.to(device), x.to(device))
+
+
+@pytest.mark.parametrize("name", ["fmod", "remainder"])
+def test_a_number_and_a_tensor_without_elements_need_no_fallback(name: str) -> None:
+    x = torch.empty(32, 0, dtype=torch.uint8, device="spyre")
+    with torch.spyre.fallback("error"):
+        made = getattr(torch, name)(x, 3)
+    assert made.shape == (32, 0) and made.dtype is torch.uint8

@@ -316,6 +316,8 @@ class _Call:
                 value = None
             elif kind == "device" and value is not None:
                 value = torch.device("meta")
+            elif kind == "tensor" and isinstance(value, (int, float)):
+                value = torch.tensor(value, device="cpu")  # a number in a tensor's clothes
             if argument.kwarg_only:
                 named[argument.name] = value
             else:
