@@ -87,10 +87,15 @@ def flat(value: Any) -> list[Any]:
 def results(case: Case, bases: Sequence[Tensor], function: Any = None) -> list[Any]:
     """What the call gives on these bases; behind it what it wrote to. Without `function`, a
     reference: of contiguous operands where it can be, since the CPU's median of an expanded tensor
-    reads past it."""
+    reads past it, and its tril of one into an out= tensor is wrong. No expanded one is written."""
     views = [operand.view(base) for operand, base in zip(case.operands, bases, strict=True)]
-    if function is None and not case.written:
-        views = [view.contiguous() for view in views]
+    if function is None:
+        views = [
+            view.contiguous()
+            if not case.written or any(s == "expand" for s, _ in o.steps)
+            else view
+            for o, view in zip(case.operands, views, strict=True)
+        ]
     made = flat((function or case.function)(views))
     return [*made, *bases] if case.written else made
 
@@ -190,7 +195,7 @@ def _converts(case: Case) -> bool:
     """Whether an expanded operand is converted: only the CPU makes it dense before strides count,
     which TensorIterator does for no other device."""
     expanded = any(name == "expand" for o in case.operands for name, _ in o.steps)
-    return expanded and len({o.dtype for o in case.operands} - {torch.bool}) > 1
+    return expanded and len({o.dtype for o in case.operands}) > 1
 
 
 def _on_card(case: Case, device: Sequence[Tensor]) -> list[Any]:
