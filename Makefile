@@ -90,6 +90,8 @@ test-torch-next: $(NEXT)/.stamp-openspyre
 bench: setup
 	$(BIN)/python -m benchmarks
 
+# The mutations look for wrong addresses: under the thread sanitizer some will do.
+test-tsan: export OPENSPYRE_FUZZ ?= 2000
 test-asan: tools
 	$(call sanitized,address)
 test-tsan: tools
