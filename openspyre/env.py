@@ -297,9 +297,19 @@ _ROWS: tuple[Variable, ...] = (
         default="0",
         values="0, 1",
         meaning="1: every program that the compiler makes or finds on disk is held to the rules of "
-        "the verifier before it is loaded, which takes longer than compiling it.",
-        read_by="openspyre/compiler cache",
+        "the verifier before it is loaded, which takes longer than compiling it; and every graph "
+        "to its invariants after each pass.",
+        read_by="openspyre/compiler cache, watch",
         parse=_choice(_FLAG),
+    ),
+    Variable(
+        name="OPENSPYRE_DUMP",
+        default="",
+        values="directory",
+        meaning="Where the compiler writes what it makes of every graph: its text before and after "
+        "each pass, and the text of its programs.",
+        read_by="openspyre/compiler watch",
+        parse=str,
     ),
     Variable(
         name="OPENSPYRE_CACHE_DIR",

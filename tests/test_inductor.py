@@ -238,3 +238,13 @@ def _script(text: str, env: dict[str, str] | None = None) -> str:
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
+
+
+def test_why_a_region_is_planned_again_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    compiled = torch.compile(lambda t: t * 2 + 1, dynamic=True)
+    with caplog.at_level("INFO", logger="openspyre.plans"):
+        for rows in (5, 9):
+            compiled(torch.ones(rows, 70).to("spyre"))
+    told = [record.getMessage() for record in caplog.records]
+    assert any("for the first time" in text for text in told)
+    assert any("planned again" in text and "shape torch.Size([5, 70])" in text for text in told)

@@ -12,6 +12,7 @@ from openspyre.compiler.passes import PASSES
 from openspyre.compiler.passes.fuse import fuse
 from openspyre.compiler.schedule import schedule
 from openspyre.compiler.tiles import Kernel
+from openspyre.compiler.watch import Watch
 from openspyre.program.model import Program
 
 
@@ -66,8 +67,10 @@ class Region:
 def compile_graph(graph: Graph, options: CompileOptions) -> Region:
     """Compiles `graph`, which is changed by it. Raises Unsupported (what the card does not do) and
     CompileError (a fault of the compiler)."""
+    watch = Watch.now(graph)
     for run in PASSES:
         run(graph, options)
+        watch.after(run.__name__, graph, options)
     for op in graph.ops:
         for access in op.inputs:
             if op.kind is not OpKind.COPY and op.collides(access):
@@ -81,4 +84,5 @@ def compile_graph(graph: Graph, options: CompileOptions) -> Region:
         else:
             program = schedule(kernel, graph, options)
             region.steps.append(ProgramStep(program, list(kernel.arguments), kernel))
+            watch.made(program)
     return region

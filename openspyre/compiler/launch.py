@@ -25,6 +25,7 @@ from openspyre.formats import STICK_BYTES
 
 if TYPE_CHECKING:
     from openspyre.runtime.plan import JobPlan
+    from openspyre.runtime.spyrecode_write import Kernel
 
 LOADED = 1024
 """Loaded regions that a process keeps; the least recently used give their programs back."""
@@ -181,11 +182,28 @@ def forget_plans() -> None:
     _loaded.clear()
 
 
+def kernels_of(steps: Sequence[ProgramStep]) -> tuple[list[Kernel], list[Tensor]]:
+    """Programs as the kernels of one plan, and the tensors that its launch takes."""
+    from openspyre.runtime.spyrecode_write import Kernel
+
+    tensors: list[Tensor] = []
+    kernels = []
+    for step in steps:
+        args = []
+        for tensor in step.arguments:
+            if tensor.role is Role.CONST:  # the program's image carries it
+                continue
+            if tensor not in tensors:
+                tensors.append(tensor)
+            args.append(tensors.index(tensor))
+        kernels.append(Kernel(step.program, args=tuple(args)))
+    return kernels, tensors
+
+
 def load(region: Region, device: int) -> LoadedRegion:
     """Prepares the region on device number `device`. Raises what preparing a plan raises."""
     from openspyre.device.registration import configuration
     from openspyre.runtime.direct import prepare_programs
-    from openspyre.runtime.spyrecode_write import Kernel
 
     graph = region.graph
     card = configuration().card
@@ -196,17 +214,7 @@ def load(region: Region, device: int) -> LoadedRegion:
     def close() -> None:
         if not run:
             return
-        tensors: list[Tensor] = []
-        kernels = []
-        for step in run:
-            args = []
-            for tensor in step.arguments:
-                if tensor.role is Role.CONST:  # the program's image carries it
-                    continue
-                if tensor not in tensors:
-                    tensors.append(tensor)
-                args.append(tensors.index(tensor))
-            kernels.append(Kernel(step.program, args=tuple(args)))
+        kernels, tensors = kernels_of(run)
         plan = prepare_programs(kernels, device, card, name=graph.name, sizes=sizes)
         kinds = plan.symbols
         symbols = [(name, kinds[name] == "float") for name in plan._native.symbol_names]

@@ -6,9 +6,10 @@ combination (and for each set of sizes, where sizes are symbols). Needs torch an
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -32,16 +33,21 @@ from openspyre.device.random import take_blocks
 from openspyre.formats import Mode, format_for
 from openspyre.ops.eager_run import CONSTANT, OUTPUT, TEMP, TENSOR
 
-_listeners: list[Callable[[Planned], None]] = []
+_log = logging.getLogger("openspyre.plans")
+_KEY = ("numerics", "hint", "sizes")
+_FACTS = ("shape", "strides", "layout, dtype kept, origin")
+
+Listener: TypeAlias = "Callable[[Planned, Sequence[torch.Tensor]], None]"
+_listeners: list[Listener] = []
 
 
-def listen(listener: Callable[[Planned], None]) -> None:
+def listen(listener: Listener) -> None:
     """Has `listener` told of every launch of a region. None is made without Python meanwhile."""
     _listeners.append(listener)
     _C.watch_regions(True)
 
 
-def unlisten(listener: Callable[[Planned], None]) -> None:
+def unlisten(listener: Listener) -> None:
     """Ends `listen`."""
     _listeners.remove(listener)
     _C.watch_regions(bool(_listeners))
@@ -94,6 +100,7 @@ class Runner:
         self._plans: dict[Any, Planned] = {}
         self._refused: set[Any] = set()
         self._alone: dict[str, Runner] = {}
+        self._last: Any = None  # the key of the newest plan
 
     def __call__(self, tensors: Sequence[torch.Tensor], sizes: Sequence[int]) -> list[torch.Tensor]:
         """Launches on `tensors`, on the current stream; gives the new results."""
@@ -111,9 +118,10 @@ class Runner:
                     self._refused.add(key)
             if plan is None:
                 return self._stepwise(tensors, sizes)
+            self._tell(key)
             self._plans[self._key(tensors, sizes)] = plan  # weights may have been relaid
         for listener in _listeners:
-            listener(plan)
+            listener(plan, tensors)
         device = torch.device("spyre", self.device)
         bases = [new.allocate(device) for new in plan.outputs]
         direct = plan.direct
@@ -205,6 +213,28 @@ class Runner:
             tuple(sizes),
             tuple((t.shape, t.stride(), _C.tensor_facts(t)) for t in tensors),
         )
+
+    def _tell(self, key: Any) -> None:
+        """Logs why this plan is made, beside the one before."""
+        if not _log.isEnabledFor(logging.INFO):
+            return
+        name = self.region.name
+        if self._last is None:
+            _log.info("%s is planned for the first time", name)
+        else:
+            changed = [
+                f"{what} {old} -> {new}"
+                for what, old, new in zip(_KEY, self._last[:3], key[:3], strict=True)
+                if old != new
+            ]
+            for number, (before, now) in enumerate(zip(self._last[3], key[3], strict=True)):
+                changed += [
+                    f"tensor {number}: {what} {old} -> {new}"
+                    for what, old, new in zip(_FACTS, before, now, strict=True)
+                    if old != new
+                ]
+            _log.info("%s is planned again: %s", name, "; ".join(changed) or "its plan was gone")
+        self._last = key
 
     # --- planning
 

@@ -228,6 +228,14 @@ def __getattr__(name: str) -> Any:
         from openspyre.observe import intermediates
 
         return getattr(intermediates, name)
+    if name == "export_region":
+        from openspyre.compiler.export import export_region
+
+        return export_region
+    if name == "load_region":
+        from openspyre.runtime.exported import load_region
+
+        return load_region
     if name == "JobPlan":  # its module is imported at the first use
         return plans.JobPlan
     # torch.utils.checkpoint saves and restores the random state of a device module that says so;

@@ -18,6 +18,8 @@ from openspyre.program.model import Program
 from openspyre.timing import time_program
 
 if TYPE_CHECKING:
+    import torch
+
     from openspyre.compiler.compile import CopyStep, ProgramStep
     from openspyre.compiler.runner import Planned
 
@@ -286,7 +288,7 @@ def collect() -> Iterator[Explanation]:
     before = {row.operation: row for row in fallback_report().rows}
     ran: dict[int, list[Any]] = {}
 
-    def note(plan: Planned) -> None:
+    def note(plan: Planned, _: Sequence[torch.Tensor]) -> None:
         ran.setdefault(id(plan), [plan, 0])[1] += 1
 
     runner.listen(note)
