@@ -280,14 +280,17 @@ def makes(weight: int) -> Callable[[Maker], Maker]:
 
 def generate(seed: int, number: int) -> Case:
     """The case of this number: one in eighty is compiled, and one in
-    400 is compiled and writes to an operand."""
+    400 is compiled and writes to an operand. Two in a hundred share memory."""
     import operation_kinds  # noqa: F401  registers its makers
+    from operation_sharing import shared, windows
 
     rng = random.Random(f"{seed}:{number}")
     if number % 80 == 79:
         return _together(rng)
     if number % 400 == 200:
         return _compiled_write(rng)
+    if number % 100 in (25, 50):
+        return (shared if number % 100 == 25 else windows)(Draw(rng))
     return _one(rng, Draw(rng))
 
 

@@ -9,6 +9,7 @@ tests.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 
 import operation_fuzz as fuzz
 import pytest
@@ -128,3 +129,41 @@ def test_a_number_and_a_tensor_without_elements_need_no_fallback(name: str) -> N
     with torch.spyre.fallback("error"):
         made = getattr(torch, name)(x, 3)
     assert made.shape == (32, 0) and made.dtype is torch.uint8
+
+
+INTERLEAVED: dict[str, Callable[[torch.Tensor], object]] = {
+    "in place": lambda t: t[::3].add_(t[1::3]),
+    "out": lambda t: torch.add(t[::3], t[1::3], out=t[2::3]),
+    "scan": lambda t: torch.cumsum(t[:, ::3], 1, out=t[:, 1::3]),
+    "reduction": lambda t: torch.amax(t[::3], 0, out=t[1]),
+    "columns": lambda t: t[:, 1::3].mul_(t[:, 2::3]),
+}
+
+
+@pytest.mark.parametrize("kind", sorted(INTERLEAVED))
+def test_interleaved_parts_of_one_tensor_are_read_before_one_is_written(kind: str) -> None:
+    host = torch.randint(-4, 5, (96, 99)).float()
+    card = host.to("spyre")
+    INTERLEAVED[kind](host)
+    with torch.spyre.fallback("error"):
+        INTERLEAVED[kind](card)
+    near(card, host)
+
+
+def test_dense_parts_that_overlap_are_refused_as_the_cpu_does() -> None:
+    for device in ("cpu", "spyre"):
+        t = torch.ones(8, 64, device=device)
+        with pytest.raises(RuntimeError, match="single memory location"):
+            t[1:].add_(t[:-1])
+
+
+def test_a_compiled_write_to_a_tensor_without_elements_is_no_region(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("OPENSPYRE_STRICT", "1")
+    torch._dynamo.reset()
+    a = torch.zeros(0, 32, dtype=torch.uint8, device="spyre")
+    b = torch.arange(32, dtype=torch.uint8, device="spyre")
+    made, added = torch.compile(lambda a, b: (a.ge_(b), b + 1))(a, b)
+    assert made.shape == (0, 32)
+    near(added, torch.arange(1, 33, dtype=torch.uint8))

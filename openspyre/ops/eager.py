@@ -48,6 +48,7 @@ from openspyre.ops.eager_run import (
     Runner,
     extents_meet,
     identity,
+    is_dense,
     shares_storage,
 )
 
@@ -595,7 +596,8 @@ class _Call:
         return format_for(_name(tensor.dtype), self.mode)
 
     def _check_overlap(self, arguments: Sequence[_Argument], written: Sequence[int]) -> None:
-        """A tensor that is written may be another argument, or lie apart from it."""
+        """A tensor that is written may be another argument, lie apart from it, or have it copied
+        first. Declined where PyTorch raises, which it does for two that are dense."""
         for w in written:
             target = arguments[w].tensor
             if any(s == 0 and n > 1 for n, s in zip(target.shape, target.stride(), strict=True)):
@@ -608,7 +610,9 @@ class _Call:
                         raise Declined("it writes twice to one tensor")
                     continue
                 if extents_meet(target, other.tensor):
-                    raise Declined("it writes to a tensor that overlaps another argument")
+                    if n in written or (is_dense(target) and is_dense(other.tensor)):
+                        raise Declined("it writes to a tensor that overlaps another argument")
+                    other.bound = None
 
     def _inputs(
         self,

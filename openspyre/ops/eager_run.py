@@ -96,6 +96,17 @@ def identity(tensor: torch.Tensor) -> tuple[Any, ...]:
     )  # fmt: skip
 
 
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Whether the elements fill what they span, each once, in some order of dims."""
+    width = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size != 1:
+            if stride != width:
+                return False
+            width *= size
+    return True
+
+
 def shares_storage(a: torch.Tensor, b: torch.Tensor) -> bool:
     return a.untyped_storage()._cdata == b.untyped_storage()._cdata
 

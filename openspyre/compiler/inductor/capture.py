@@ -141,7 +141,9 @@ def supported(node: Node) -> bool:
     name = full_name(node.target)
     if name == "aten.copy_.default":
         dst = node.args[0]
-        return isinstance(dst, Node) and dst.op == "placeholder" and _on_device(node)
+        if not isinstance(dst, Node) or dst.op != "placeholder" or not _on_device(node):
+            return False
+        return not any(_empty(t) for t in used_results(node))
     if not has_lowering(name) or node.target._schema.is_mutable:
         return False
     if _is_small_constant(node) and not _on_device(node):
