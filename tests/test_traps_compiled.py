@@ -234,7 +234,7 @@ import hashlib, torch
 from openspyre.compiler import runner
 from openspyre.program.binary import encode
 seen = []
-def note(plan):
+def note(plan, _):
     for step in plan.loaded.region.steps:
         seen.append(hashlib.sha256(encode(step.program)).hexdigest())
 runner.listen(note)
