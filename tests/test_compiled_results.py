@@ -98,6 +98,36 @@ def test_a_result_has_the_strides_and_the_values_of_eager_code(name: str) -> Non
     agrees(function, whole(*shape), strides=name != "a number expanded")
 
 
+STRIDED: dict[str, Callable[[Tensor], Tensor]] = {
+    "of a slice, from the storage": lambda a: a[2:].as_strided((3,), (1,), 5) * 1,
+    "of a slice, past its end": lambda a: a[:1].as_strided((5,), (4,)) * 1,
+    "of a slice, where it begins": lambda a: a[2:].as_strided((5,), (3,)) * 1,
+    "of a transposed tensor": lambda a: a.t().as_strided((5,), (1,), 2) * 1,
+    "of what is computed transposed": lambda a: a.t().relu().as_strided((5,), (1,)) * 1,
+    "of a slice of what is computed": lambda a: (a + 1)[2:].as_strided((3, 2), (1, 4), 5) * 1,
+    "of a tensor with gaps": lambda a: a[:, ::2].as_strided((3, 2), (1, 4), 5) * 1,
+    "written afterwards": lambda a: (a.t().as_strided((5,), (1,), 2) * 1, a.add_(1))[0],
+}
+
+
+@pytest.mark.parametrize("name", STRIDED)
+def test_as_strided_counts_in_the_storage_whatever_view_it_is_of(name: str) -> None:
+    function = STRIDED[name]
+    a = whole(6, 9)
+    there = a.to(DEVICE)
+    found = torch.compile(function)(there)
+    wanted = function(a)
+    assert torch.equal(found.cpu(), wanted)
+    assert torch.equal(there.cpu(), a)
+
+
+@pytest.mark.parametrize("cut", [lambda a: a[2:], lambda a: a.t()], ids=["a slice", "transposed"])
+def test_as_strided_of_an_argument_that_is_a_view(cut: Callable[[Tensor], Tensor]) -> None:
+    a = whole(6, 9)
+    found = torch.compile(lambda a: a.as_strided((5,), (1,), 2) * 1)(cut(a.to(DEVICE)))
+    assert torch.equal(found.cpu(), a.reshape(-1)[2:7])
+
+
 def test_a_result_of_a_size_given_at_launch_may_be_a_slice() -> None:
     compiled = torch.compile(lambda a: a.relu()[:, :-2], dynamic=True)
     for rows, columns in ((5, 9), (6, 70), (3, 131)):

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch._inductor.custom_graph_pass import CustomGraphModulePass
 from torch.fx import GraphModule, Node
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.utils._mode_utils import no_dispatch
 
 from openspyre.compiler.inductor import fallbacks, regions
@@ -60,6 +61,7 @@ class RegionPass(CustomGraphModulePass):
 
 def capture(gm: GraphModule) -> list[TracedRegion]:
     """Replaces the device's nodes of `gm` by calls of regions; gives the regions."""
+    strided_from_the_storage(gm)
     keep_views_outside(gm)
     show_constants_as_views(gm)
     made = []
@@ -132,7 +134,7 @@ def supported(node: Node) -> bool:
     """Whether the node can be part of a region."""
     if node.op == "get_attr":
         return values_of(node) is not None
-    if node.op != "call_function":
+    if node.op != "call_function" or node.meta.get(_INDUCTORS):
         return False
     if node.target is operator.getitem:
         return _supported_source(node.args[0])
@@ -193,6 +195,52 @@ def used_results(node: Node) -> list[torch.Tensor]:
 
 def _empty(tensor: torch.Tensor) -> bool:
     return any(isinstance(size, int) and size == 0 for size in tensor.shape)
+
+
+def strided_from_the_storage(gm: GraphModule) -> None:
+    """as_strided counts in the storage of its operand, whatever view of it that is, and the
+    lowering in the operand's elements. So it reads the tensor that the views show; where the
+    elements of that one in order are not its storage, Inductor makes the view. A scatter it refuses
+    by name then."""
+    view = torch.ops.aten.as_strided.default
+    for node in gm.graph.nodes:
+        if node.target not in (view, torch.ops.aten.as_strided_scatter.default):
+            continue
+        at = 3 if node.target is view else 4
+        args = [*node.args, None][: at + 1]
+        source = args[0]
+        offset = source.meta["val"].storage_offset() if args[at] is None else args[at]
+        while node.target is view and source.op == "call_function" and _is_view(source):
+            source = source.args[0]
+        base = source.meta["val"]
+        inner = _number_of(offset) - base.storage_offset()
+        sizes, strides = ([_number_of(n) for n in arg] for arg in args[at - 2 : at])
+        reach = inner + sum((n - 1) * s for n, s in zip(sizes, strides, strict=True))
+        if isinstance(inner, int) and inner >= 0 and _in_order(base, reach):
+            node.args = (source, *args[1:at], inner)
+            continue
+        node.meta[_INDUCTORS] = True
+        if not isinstance(offset, torch.SymInt):
+            node.args = (source, *args[1:at], offset)
+
+
+_INDUCTORS = "openspyre_inductors"
+"""Marks a node that has a lowering, but not as it stands."""
+
+
+def _in_order(base: torch.Tensor, last: Any) -> bool:
+    """Whether the elements of `base`, in order, are its storage as far as its element `last`."""
+    count: Any = 1
+    for size, stride in zip(reversed(base.shape), reversed(base.stride()), strict=True):
+        if not (statically_known_true(size == 1) or statically_known_true(stride == count)):
+            return False
+        count = count * size
+    return statically_known_true(last < count)
+
+
+def _number_of(value: Any) -> Any:
+    """The number that stands for an argument: that of a node, or itself."""
+    return value.meta["val"] if isinstance(value, Node) else value
 
 
 def keep_views_outside(gm: GraphModule) -> None:
