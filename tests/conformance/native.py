@@ -25,7 +25,7 @@ import torch
 
 from .compare import Mismatch
 from .modules import cases_of, prepare_case
-from .operators import UNINITIALISED, Operator, gradients
+from .operators import UNINITIALISED, Operator
 from .placement import Twins, twins_of
 from .runs import Part, Report, Run
 from .target import Target, Watched
@@ -157,44 +157,12 @@ class _Native(Operator):
                 self.doubted(error, twins, lambda sample: self._call(self.op, sample), actual)
 
         if self.forward.run(f"sample {index} forward", forward) and self.differentiable:
-            self.gradients(index, twins, reference, placed, expected, actual, values)
+            backward = self.backward_of(twins, reference, placed, expected, actual, values)
+            if backward is not None:
+                self.backward.run(f"sample {index} backward", backward)
 
     def compute(self, placed: Any, twins: Twins) -> Any:
         return self._call(self.op, placed)
-
-    def gradients(
-        self,
-        index: int,
-        twins: Twins,
-        reference: Any,
-        placed: Any,
-        expected: Any,
-        actual: Any,
-        values: bool,
-    ) -> None:
-        try:
-            wanted = gradients(reference, expected, self.target)
-        except Exception:
-            return
-        if wanted is None:
-            return
-
-        def backward() -> None:
-            found = gradients(placed, actual, self.target)
-            self.target.synchronize()
-            if found is None:
-                raise Mismatch("no output requires a gradient")
-            for number, (mine, theirs) in enumerate(zip(found, wanted, strict=True)):
-                if (mine is None) != (theirs is None):
-                    raise Mismatch(f"gradient {number} is {mine}, the reference's is {theirs}")
-                if mine is None or theirs is None:
-                    continue
-                try:
-                    self._same_tensor(mine, theirs, reference, values, f"gradient {number}", True)
-                except Mismatch as error:
-                    self.doubted(error, twins, self.exact_gradients, found)
-
-        self.backward.run(f"sample {index} backward", backward)
 
 
 class _Compiled(_Native):

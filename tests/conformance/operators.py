@@ -125,29 +125,25 @@ class Operator:
         if not self.record.check(f"sample {index} forward", forward):
             return
         if self.differentiable:
-            self._backward(index, twins, reference, placed, expected, actual, values)
+            backward = self.backward_of(twins, reference, placed, expected, actual, values)
+            if backward is not None:
+                self.record.check(f"sample {index} backward", backward)
         if self.run.exact_dtype:
             self.record.check(
                 f"sample {index} aliasing",
                 lambda: self._aliases(reference, placed, expected, actual, values),
             )
 
-    def _backward(
-        self,
-        index: int,
-        twins: Twins,
-        reference: Any,
-        placed: Any,
-        expected: Any,
-        actual: Any,
-        values: bool,
-    ) -> None:
+    def backward_of(
+        self, twins: Twins, reference: Any, placed: Any, expected: Any, actual: Any, values: bool
+    ) -> Callable[[], None] | None:
+        """Computes the gradients and compares them; None when the reference has none."""
         try:
             wanted = gradients(reference, expected, self.target)
         except Exception:
-            return
+            return None
         if wanted is None:
-            return
+            return None
 
         def backward() -> None:
             found = gradients(placed, actual, self.target)
@@ -164,7 +160,7 @@ class Operator:
                 except Mismatch as error:
                     self.doubted(error, twins, self.exact_gradients, found)
 
-        self.record.check(f"sample {index} backward", backward)
+        return backward
 
     def doubted(
         self, error: Mismatch, twins: Twins, compute: Callable[[Any], Any], found: Any
