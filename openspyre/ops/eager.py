@@ -14,8 +14,8 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch._prims_common import compute_elementwise_output_strides
@@ -40,23 +40,37 @@ from openspyre.compiler.view import View
 from openspyre.formats import Mode, format_for
 from openspyre.layout import SpyreTensorLayout
 from openspyre.ops import nothing
+from openspyre.ops.eager_parts import (
+    Argument,
+    Declined,
+    NumberAt,
+    Output,
+    Plan,
+    Recipe,
+    TensorAt,
+    dtype_name,
+    flat,
+    kinds_of,
+    known_size,
+    product,
+    recipe_of,
+    short_name,
+    symbol_source,
+)
 from openspyre.ops.eager_run import (
     CONSTANT,
     OUTPUT,
     TEMP,
     TENSOR,
+    Filler,
+    Resizer,
     Runner,
+    Target,
     extents_meet,
     identity,
     is_dense,
     shares_storage,
 )
-
-Recipe: TypeAlias = "dict[str, Any]"
-
-SEED, OFFSET = -1, -2
-"""A symbol that comes from the generator."""
-
 
 _TURNED = frozenset(
     (
@@ -93,10 +107,6 @@ _SKIP_EMPTY = frozenset(
 
 _FROM_NONE = "a tensor without elements gives a result with some, which no launch computes"
 """Such as the sum of an empty tensor."""
-
-
-class Declined(Exception):
-    """Why the CPU computes this call; nothing is wrong."""
 
 
 def compile_call(
@@ -158,72 +168,7 @@ def _warn_once(operation: str, error: Exception) -> None:
 # --- schemas
 
 
-@functools.cache
-def _kinds(op: torch._ops.OpOverload) -> tuple[str, ...]:
-    """What each argument is; the same classes as native_ops.cpp kind_of."""
-    kinds = []
-    for argument in op._schema.arguments:
-        text = str(argument.real_type).removeprefix("Optional[").removesuffix("]")
-        listed = text.startswith("List[")
-        inner = text.removeprefix("List[").removesuffix("]").removeprefix("Optional[")
-        inner = inner.removesuffix("]")
-        if listed and inner == "Tensor":
-            kinds.append("tensors")
-        elif listed and inner == "number":
-            kinds.append("numbers")
-        elif listed:
-            kinds.append("other")
-        elif inner in ("number", "float"):
-            kinds.append("number")
-        elif inner == "Tensor":
-            kinds.append("tensor")
-        elif inner == "Generator":
-            kinds.append("generator")
-        elif inner == "Device":
-            kinds.append("device")
-        else:
-            kinds.append("other")
-    return tuple(kinds)
-
-
 # --- calls
-
-
-@dataclass
-class _Argument:
-    """A spyre tensor of the call, bound. `bound` None: it goes through a dense copy, which is then
-    bound as `dense`."""
-
-    tensor: torch.Tensor
-    bound: Bound | None
-    dense: Bound
-    dtype: str
-    graph: Tensor | None = None
-    view: View | None = None
-
-    @property
-    def seen(self) -> Bound:
-        return self.dense if self.bound is None else self.bound
-
-
-@dataclass
-class _Output:
-    """A tensor that the launch makes. `into`: the argument that it is copied to afterwards."""
-
-    sizes: tuple[int, ...]
-    strides: tuple[int, ...]
-    dtype: str
-    into: int = -1
-
-
-@dataclass
-class _Plan:
-    """What one lowering of the call gave."""
-
-    builder: GraphBuilder
-    outputs: list[_Output] = field(default_factory=list)
-    sources: dict[str, tuple[int, int, Bound]] = field(default_factory=dict)
-    draws: int = 0
 
 
 class _Call:
@@ -241,7 +186,7 @@ class _Call:
         self.whole = True  # lowered as one operation, not by its decomposition
         self.slots: list[Any] = [
             self._slot(kind, value, argument)
-            for kind, value, argument in zip(_kinds(op), args, op._schema.arguments, strict=True)
+            for kind, value, argument in zip(kinds_of(op), args, op._schema.arguments, strict=True)
         ]
 
     def _slot(self, kind: str, value: Any, argument: Any) -> Any:
@@ -264,17 +209,17 @@ class _Call:
             return self._number(value)  # None, or a number in a tensor's clothes
         if value.device.type == "spyre":
             self.tensors.append(value)
-            return _TensorAt(len(self.tensors) - 1)
+            return TensorAt(len(self.tensors) - 1)
         if value.dtype is torch.bool:
             return ZeroDim(bool(value), "bool")
         found = self._number(value.item())
-        return replace(found, dtype=_name(value.dtype))
+        return replace(found, dtype=dtype_name(value.dtype))
 
     def _number(self, value: Any) -> Any:
         if value is None or isinstance(value, bool):
             return value
         self.numbers.append(value)
-        return _NumberAt(len(self.numbers) - 1)
+        return NumberAt(len(self.numbers) - 1)
 
     # --- what PyTorch says
 
@@ -289,7 +234,7 @@ class _Call:
         by_identity: dict[Any, torch.Tensor] = {}
 
         def twin(value: Any) -> Any:
-            if isinstance(value, _TensorAt):
+            if isinstance(value, TensorAt):
                 tensor = self.tensors[value.index]
                 key = identity(tensor)
                 if key not in by_identity:
@@ -298,7 +243,7 @@ class _Call:
                     )
                 made[value.index] = by_identity[key]
                 return by_identity[key]
-            if isinstance(value, _NumberAt):
+            if isinstance(value, NumberAt):
                 number = self.numbers[value.index]
                 if value.dtype:
                     return torch.tensor(number, dtype=getattr(torch, value.dtype), device="cpu")
@@ -311,7 +256,7 @@ class _Call:
 
         positional, named = [], {}
         schema = self.op._schema.arguments
-        for kind, slot, argument in zip(_kinds(self.op), self.slots, schema, strict=True):
+        for kind, slot, argument in zip(kinds_of(self.op), self.slots, schema, strict=True):
             value = twin(slot)
             if kind == "generator":
                 value = None
@@ -350,7 +295,7 @@ class _Call:
 
     def _decomposes(self, resolved: registry.Resolved) -> bool:
         """Whether torch takes apart an operation whose lowering has refused the call."""
-        if any(_name(tensor.dtype) not in REGISTER for tensor in self.tensors):
+        if any(dtype_name(tensor.dtype) not in REGISTER for tensor in self.tensors):
             return False
         from openspyre.compiler.lower.decompose import has_decomposition
 
@@ -367,7 +312,7 @@ class _Call:
             try:
                 return self._empty(written)
             except Declined:
-                if not nothing.known(_short(resolved.name), self._without_elements()):
+                if not nothing.known(short_name(resolved.name), self._without_elements()):
                     raise
                 return self._of_nothing(resolved, written)
         make = self._compiled
@@ -383,7 +328,7 @@ class _Call:
                 self.constants.add(number)
             except (AssertionError, RecursionError):
                 # No lowering makes a tensor without elements.
-                found = [t for t in _flat(self.meta()[0]) if isinstance(t, torch.Tensor)]
+                found = [t for t in flat(self.meta()[0]) if isinstance(t, torch.Tensor)]
                 if not found or any(t.numel() for t in found):
                     raise
                 return self._empty(written)
@@ -391,7 +336,7 @@ class _Call:
     def _resizing(self, resolved: registry.Resolved, written: Sequence[int]) -> Recipe:
         """An out= call whose outs have no elements yet, as most composite operations of PyTorch
         make them: they get the result's sizes and strides, then the call is made once more."""
-        plan = _Plan(GraphBuilder(_short(self.name), self.mode))
+        plan = Plan(GraphBuilder(short_name(self.name), self.mode))
         operands = {n: t for n, t in enumerate(self.tensors) if n not in written}
         # The outs are no inputs of the lowering: nobody looks at what stands in their place.
         arguments = [
@@ -412,34 +357,36 @@ class _Call:
                 sizes.append((index, *strides[id(value)]))
             elif tuple(tensor.shape) != tuple(value.shape):
                 raise Declined(f"a result of shape {value.shape} for a tensor of {tensor.shape}")
-        recipe = _recipe_of([], [])
-        recipe["run"] = _Resizer(self, sizes)
+        recipe = recipe_of([], [])
+        recipe["run"] = Resizer(self.op, self.slots, sizes)
         return recipe
 
     def _empty(self, written: Sequence[int]) -> Recipe:
         """A call with tensors that have no elements: nothing is launched if no result has any."""
         results, twins = self.meta()
-        resized: list[_Target] = []
+        resized: list[Target] = []
         for index, twin in twins.items():
             if twin.shape != self.tensors[index].shape:
                 if twin.numel() or self.tensors[index].numel():
                     raise Declined("it resizes its out= tensor")
-                resized.append(_Target(index, (tuple(twin.shape), tuple(twin.stride()))))
-        outputs: list[_Output] = []
+                resized.append(Target(index, (tuple(twin.shape), tuple(twin.stride()))))
+        outputs: list[Output] = []
 
         def note(value: Any) -> int:
             if value is None:
                 return -1
             if not isinstance(value, torch.Tensor) or value.numel():
                 raise Declined(_FROM_NONE)
-            outputs.append(_Output(tuple(value.shape), tuple(value.stride()), _name(value.dtype)))
+            outputs.append(
+                Output(tuple(value.shape), tuple(value.stride()), dtype_name(value.dtype))
+            )
             return len(outputs) - 1
 
         if any(self.tensors[i].numel() for i in written):
             raise Declined(_FROM_NONE)
-        recipe = _recipe_of(outputs, self._returns(results, note))
+        recipe = recipe_of(outputs, self._returns(results, note))
         if resized:
-            recipe["run"] = _Filler(resized)
+            recipe["run"] = Filler(resized)
         return recipe
 
     def _without_elements(self) -> set[str]:
@@ -447,7 +394,7 @@ class _Call:
         found = set()
         for argument, slot in zip(self.op._schema.arguments, self.slots, strict=True):
             items = slot if isinstance(slot, list) else [slot]
-            tensors = [self.tensors[i.index] for i in items if isinstance(i, _TensorAt)]
+            tensors = [self.tensors[i.index] for i in items if isinstance(i, TensorAt)]
             if tensors and all(t.numel() == 0 for t in tensors):
                 found.add(argument.name)
         return found
@@ -455,14 +402,14 @@ class _Call:
     def _of_nothing(self, resolved: registry.Resolved, written: Sequence[int]) -> Recipe:
         """A call whose results have elements though an argument has none."""
         results, _ = self.meta()
-        name = _short(resolved.name)
+        name = short_name(resolved.name)
         values = list(results) if isinstance(results, (tuple, list)) else [results]
         slots = {a.name: s for a, s in zip(self.op._schema.arguments, self.slots, strict=True)}
         first, beta = slots.get("self"), slots.get("beta", 1)
-        at = first.index if isinstance(first, _TensorAt) else -1
-        number = beta.index if isinstance(beta, _NumberAt) else -1
-        targets: list[_Target] = []
-        outputs: list[_Output] = []
+        at = first.index if isinstance(first, TensorAt) else -1
+        number = beta.index if isinstance(beta, NumberAt) else -1
+        targets: list[Target] = []
+        outputs: list[Output] = []
         for n, value in enumerate(values):
             if value is None:
                 continue
@@ -472,17 +419,17 @@ class _Call:
                 laid = None if sizes == tuple(given.shape) else (sizes, tuple(value.stride()))
                 if laid and given.numel():
                     raise Declined("it resizes its out= tensor")
-                targets.append(_Target(written[n], laid, fill if value.numel() else None))
+                targets.append(Target(written[n], laid, fill if value.numel() else None))
             elif value.numel():
-                targets.append(_Target(-1 - len(outputs), None, fill))
+                targets.append(Target(-1 - len(outputs), None, fill))
             if n >= len(written):
                 outputs.append(
-                    _Output(tuple(value.shape), tuple(value.stride()), _name(value.dtype))
+                    Output(tuple(value.shape), tuple(value.stride()), dtype_name(value.dtype))
                 )
         numbers = iter(range(len(outputs)))
         returns = self._returns(results, lambda v: -1 if v is None else next(numbers))
-        recipe = _recipe_of(outputs, returns)
-        recipe["run"] = _Filler(targets)
+        recipe = recipe_of(outputs, returns)
+        recipe["run"] = Filler(targets)
         return recipe
 
     def _returns(self, results: Any, note: Callable[[Any], int]) -> list[int | list[int]]:
@@ -504,7 +451,7 @@ class _Call:
             slot = self._slot_of(name)
             items = slot if isinstance(slot, list) else [slot]
             for item in items:
-                if not isinstance(item, _TensorAt):
+                if not isinstance(item, TensorAt):
                     raise Declined(f"{name} is no tensor of the card")
                 found.append(item.index)
         return found
@@ -516,14 +463,14 @@ class _Call:
         raise CompileError(f"{self.name} has no argument {name}")
 
     def _compiled(self, resolved: registry.Resolved, written: Sequence[int]) -> Recipe:
-        plan = _Plan(GraphBuilder(_short(self.name), self.mode))
+        plan = Plan(GraphBuilder(short_name(self.name), self.mode))
         b = plan.builder
         arguments = [self._bound(tensor) for tensor in self.tensors]
         self._check_overlap(arguments, written)
         skipped = set(resolved.written) if resolved.out else set()
         inputs = self._inputs(b, plan, arguments, skipped)
         made = self._lowered(b, resolved, inputs, plan)
-        views = [v for v in _flat(made) if isinstance(v, View)]
+        views = [v for v in flat(made) if isinstance(v, View)]
         if any(v.numel == 0 for v in views):
             return self._empty(written)
         stored: list[Any] = []
@@ -545,7 +492,7 @@ class _Call:
                 raise Declined("a result that is no tensor")
             number = len(plan.outputs)
             sizes, steps = strides[id(value)]
-            self._emit(plan, _Output(sizes, steps, value.dtype), value)
+            self._emit(plan, Output(sizes, steps, value.dtype), value)
             return number
 
         fresh = any(
@@ -565,18 +512,18 @@ class _Call:
         """Sizes and strides of the new results, by the identity of their views, as PyTorch's
         kernels choose them: contiguous; elementwise operations keep the order of their `operands`;
         for what else there is its meta kernel says."""
-        views = [v for v in _flat(made) if isinstance(v, View)]
+        views = [v for v in flat(made) if isinstance(v, View)]
         if not views:
             return {}
-        sizes = [tuple(_known(s) for s in v.shape) for v in views]
+        sizes = [tuple(known_size(s) for s in v.shape) for v in views]
         usual = [contiguous_strides(n) for n in sizes]
-        short = _short(self.name)
+        short = short_name(self.name)
         if short in _DENSE or (all(t.is_contiguous() for t in operands) and short not in _TURNED):
             return {id(v): (n, s) for v, n, s in zip(views, sizes, usual, strict=True)}
         if torch.Tag.pointwise in self.op.tags and len(views) == 1:
             strides = compute_elementwise_output_strides(*(t.expand(sizes[0]) for t in operands))
             return {id(views[0]): (sizes[0], tuple(int(s) for s in strides))}
-        twins = [t for t in _flat(self.meta()[0]) if isinstance(t, torch.Tensor)]
+        twins = [t for t in flat(self.meta()[0]) if isinstance(t, torch.Tensor)]
         if [tuple(t.shape) for t in twins] != sizes:
             raise CompileError(
                 f"{self.name}: the lowering gives {sizes}, PyTorch"
@@ -584,18 +531,18 @@ class _Call:
             )
         return {id(v): (n, tuple(t.stride())) for v, n, t in zip(views, sizes, twins, strict=True)}
 
-    def _bound(self, tensor: torch.Tensor) -> _Argument:
+    def _bound(self, tensor: torch.Tensor) -> Argument:
         shape = tuple(tensor.shape) if tensor.numel() else (1,)  # one that is not looked at
         strides = contiguous_strides(shape)
         dense = bind_view(storage_layout(shape, strides, self._format(tensor)), shape, strides)
         assert dense is not None
         seen = bind(tensor) if tensor.numel() else dense
-        return _Argument(tensor, seen, dense, _name(tensor.dtype))
+        return Argument(tensor, seen, dense, dtype_name(tensor.dtype))
 
     def _format(self, tensor: torch.Tensor) -> Any:
-        return format_for(_name(tensor.dtype), self.mode)
+        return format_for(dtype_name(tensor.dtype), self.mode)
 
-    def _check_overlap(self, arguments: Sequence[_Argument], written: Sequence[int]) -> None:
+    def _check_overlap(self, arguments: Sequence[Argument], written: Sequence[int]) -> None:
         """A tensor that is written may be another argument, lie apart from it, or have it copied
         first. Declined where PyTorch raises, which it does for two that are dense."""
         for w in written:
@@ -617,15 +564,15 @@ class _Call:
     def _inputs(
         self,
         b: GraphBuilder,
-        plan: _Plan,
-        arguments: Sequence[_Argument],
+        plan: Plan,
+        arguments: Sequence[Argument],
         skipped: set[str],
     ) -> list[Any]:
         """The arguments for the lowering, by name; tensors that are only written are no inputs."""
         by_identity: dict[Any, View] = {}
 
         def value_of(slot: Any) -> Any:
-            if isinstance(slot, _TensorAt):
+            if isinstance(slot, TensorAt):
                 argument = arguments[slot.index]
                 if argument.tensor.numel() == 0:  # nothing of it is read
                     return b.input(f"a{slot.index}", argument.tensor.shape, argument.dtype)
@@ -637,7 +584,7 @@ class _Call:
                     plan.sources[made.name] = (TENSOR, slot.index, argument.seen)
                 argument.view = by_identity[key]
                 return by_identity[key]
-            if isinstance(slot, _NumberAt):
+            if isinstance(slot, NumberAt):
                 number: Any = self.numbers[slot.index]
                 if slot.index not in self.constants:
                     number = b.scalar(f"s{slot.index}", number)
@@ -652,7 +599,7 @@ class _Call:
         ]
 
     def _lowered(
-        self, b: GraphBuilder, resolved: registry.Resolved, inputs: Sequence[Any], plan: _Plan
+        self, b: GraphBuilder, resolved: registry.Resolved, inputs: Sequence[Any], plan: Plan
     ) -> Any:
         """The functional operation's results."""
         functional = registry.overload(resolved.name)
@@ -694,12 +641,12 @@ class _Call:
 
     def _out_dtype(self, resolved: registry.Resolved) -> str:
         slot = self._slot_of(resolved.written[0])
-        assert isinstance(slot, _TensorAt)
-        return _name(self.tensors[slot.index].dtype)
+        assert isinstance(slot, TensorAt)
+        return dtype_name(self.tensors[slot.index].dtype)
 
     # --- results
 
-    def _emit(self, plan: _Plan, output: _Output, value: Any) -> None:
+    def _emit(self, plan: Plan, output: Output, value: Any) -> None:
         if not isinstance(value, View):
             raise CompileError(f"{self.name}: a result is {type(value).__name__}")
         layout = storage_layout(output.sizes, output.strides, format_for(output.dtype, self.mode))
@@ -709,7 +656,7 @@ class _Call:
 
     def _made(
         self,
-        plan: _Plan,
+        plan: Plan,
         value: View,
         layout: SpyreTensorLayout,
         sizes: Sequence[int],
@@ -720,7 +667,7 @@ class _Call:
         """`value` as an OUTPUT that lies so; where its own tensor can, without a copy."""
         b = plan.builder
         exact = tuple(value.shape) == tuple(sizes)
-        if not exact and value.numel != _product(sizes):
+        if not exact and value.numel != product(sizes):
             raise CompileError(
                 f"{self.name}: the lowering gives {value.shape}, PyTorch {tuple(sizes)}"
             )
@@ -754,8 +701,8 @@ class _Call:
 
     def _store(
         self,
-        plan: _Plan,
-        arguments: Sequence[_Argument],
+        plan: Plan,
+        arguments: Sequence[Argument],
         index: int,
         value: Any,
     ) -> None:
@@ -792,18 +739,18 @@ class _Call:
             plan.builder.store(view, value)
             return
         strides = contiguous_strides(sizes)
-        self._emit(plan, _Output(sizes, strides, argument.dtype, index), value)
+        self._emit(plan, Output(sizes, strides, argument.dtype, index), value)
 
     def _finished(
         self,
-        plan: _Plan,
+        plan: Plan,
         loaded: launch.LoadedRegion,
-        arguments: Sequence[_Argument],
+        arguments: Sequence[Argument],
         returns: list[int | list[int]],
         written: Sequence[int],
     ) -> Recipe:
         """What the dispatcher needs for this call and all others of its key."""
-        recipe = _recipe_of(plan.outputs, returns)
+        recipe = recipe_of(plan.outputs, returns)
         recipe["draws"] = plan.draws
         used = {index for kind, index, _ in plan.sources.values() if kind == TENSOR}
         dense = [n in used and a.bound is None for n, a in enumerate(arguments)]
@@ -829,7 +776,7 @@ class _Call:
         recipe["plan"] = single.plan._native
         recipe["keep"] = loaded
         recipe["temp_bytes"] = loaded.temp_bytes
-        recipe["symbols"] = [_symbol_source(name) for name, _ in single.symbols]
+        recipe["symbols"] = [symbol_source(name) for name, _ in single.symbols]
         seen = {index: bound for kind, index, bound in plan.sources.values() if kind == TENSOR}
         for n, argument in enumerate(arguments):
             held = seen.get(n)
@@ -837,161 +784,6 @@ class _Call:
                 None if held is None else held.row(argument.tensor, n in written)
             )
         return recipe
-
-
-@dataclass(frozen=True)
-class _TensorAt:
-    index: int
-
-
-@dataclass(frozen=True)
-class _NumberAt:
-    """`dtype`: of the 0-dim tensor that the number was; "" for a plain number."""
-
-    index: int
-    dtype: str = ""
-
-
-class _Resizer:
-    """A call whose outs at `sizes` (number of the tensor, sizes, strides) have no elements."""
-
-    def __init__(
-        self, call: _Call, sizes: Sequence[tuple[int, tuple[int, ...], tuple[int, ...]]]
-    ) -> None:
-        self.op, self.sizes = call.op, sizes
-        self.slots = call.slots
-        for kind, slot in zip(_kinds(call.op), call.slots, strict=True):
-            if kind == "generator" and slot is not None:
-                raise Declined("it resizes its out= tensor and draws from a generator")
-
-    def __call__(
-        self,
-        tensors: Sequence[torch.Tensor],
-        outputs: Sequence[torch.Tensor],
-        numbers: Sequence[int | float],
-        seed: int,
-        offset: int,
-    ) -> None:
-        """Gives the outs their sizes and makes the call again."""
-        for index, sizes, strides in self.sizes:
-            _lay(tensors[index], sizes, strides)
-
-        def value_of(slot: Any) -> Any:
-            if isinstance(slot, _TensorAt):
-                return tensors[slot.index]
-            if isinstance(slot, _NumberAt):
-                number = numbers[slot.index]
-                return (
-                    torch.tensor(number, dtype=getattr(torch, slot.dtype)) if slot.dtype else number
-                )
-            if isinstance(slot, ZeroDim):
-                return torch.tensor(slot.value)
-            if isinstance(slot, list):
-                return [value_of(item) for item in slot]
-            return slot
-
-        positional, named = [], {}
-        for argument, slot in zip(self.op._schema.arguments, self.slots, strict=True):
-            if argument.kwarg_only:
-                named[argument.name] = value_of(slot)
-            else:
-                positional.append(value_of(slot))
-        self.op(*positional, **named)
-
-
-@dataclass(frozen=True)
-class _Target:
-    """What a call of nothing leaves: `number` of the argument, or -1 - that of the new result; the
-    sizes and strides that an out= without elements gets; what fills it."""
-
-    number: int
-    laid: tuple[tuple[int, ...], tuple[int, ...]] | None = None
-    fill: nothing.Fill | None = None
-
-
-class _Filler:
-    """A call whose results are known without a program."""
-
-    def __init__(self, targets: Sequence[_Target]) -> None:
-        self.targets = targets
-
-    def __call__(
-        self,
-        tensors: Sequence[torch.Tensor],
-        outputs: Sequence[torch.Tensor],
-        numbers: Sequence[int | float],
-        seed: int,
-        offset: int,
-    ) -> None:
-        for target in self.targets:
-            number = target.number
-            tensor = tensors[number] if number >= 0 else outputs[-1 - number]
-            if target.laid is not None:
-                _lay(tensor, *target.laid)
-            if target.fill is not None:
-                target.fill(tensors, numbers, tensor)
-
-
-def _lay(given: torch.Tensor, sizes: tuple[int, ...], strides: tuple[int, ...]) -> None:
-    """Gives an out= tensor without elements its sizes and strides."""
-    if given.untyped_storage().nbytes() == 0:
-        # Nothing to keep, and new memory is laid for these sizes at once.
-        made = torch.empty_strided(sizes, strides, dtype=given.dtype, device=given.device)
-        given.set_(made.untyped_storage(), 0, sizes, strides)
-        return
-    given.resize_(sizes)
-    if given.stride() != strides:
-        given.as_strided_(sizes, strides)
-
-
-def _recipe_of(outputs: Sequence[_Output], returns: list[int | list[int]]) -> Recipe:
-    return {
-        "run": None,
-        "plan": None,
-        "arguments": [],
-        "bindings": [],
-        "constants": [],
-        "outputs": [(list(o.sizes), list(o.strides), getattr(torch, o.dtype)) for o in outputs],
-        "symbols": [],
-        "returns": returns,
-        "draws": 0,
-        "temp_bytes": 0,
-    }
-
-
-def _symbol_source(name: str) -> int:
-    if name == "seed":
-        return SEED
-    if name == "offset":
-        return OFFSET
-    return int(name.removeprefix("s"))
-
-
-def _flat(value: Any) -> list[Any]:
-    if isinstance(value, (list, tuple)):
-        return [item for inner in value for item in _flat(inner)]
-    return [value]
-
-
-def _known(size: Any) -> int:
-    assert isinstance(size, int)
-    return size
-
-
-def _product(values: Sequence[int]) -> int:
-    out = 1
-    for value in values:
-        out *= value
-    return out
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-def _short(name: str) -> str:
-    """ "add" of "aten.add.out"."""
-    return name.split(".")[1]
 
 
 @functools.cache

@@ -6,7 +6,7 @@ The part of `eager.py` that runs at every call of its kind, not at the first alo
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import torch
@@ -14,6 +14,9 @@ import torch
 from openspyre.compiler import launch
 from openspyre.compiler.bind import Bound, bind_view, tensor_facts
 from openspyre.compiler.errors import CompileError
+from openspyre.compiler.lower.promote import ZeroDim
+from openspyre.ops import nothing
+from openspyre.ops.eager_parts import Declined, NumberAt, TensorAt, kinds_of
 
 TENSOR, OUTPUT, CONSTANT, TEMP = range(4)
 """What a launch argument is: csrc/torch/native_ops.cpp Recipe::From."""
@@ -122,3 +125,97 @@ def extents_meet(a: torch.Tensor, b: torch.Tensor) -> bool:
 
     (a_low, a_high), (b_low, b_high) = span(a), span(b)
     return a_low < b_high and b_low < a_high
+
+
+class Resizer:
+    """A call whose outs at `sizes` (number of the tensor, sizes, strides) have no elements."""
+
+    def __init__(
+        self,
+        op: torch._ops.OpOverload,
+        slots: Sequence[Any],
+        sizes: Sequence[tuple[int, tuple[int, ...], tuple[int, ...]]],
+    ) -> None:
+        self.op, self.slots, self.sizes = op, slots, sizes
+        for kind, slot in zip(kinds_of(op), slots, strict=True):
+            if kind == "generator" and slot is not None:
+                raise Declined("it resizes its out= tensor and draws from a generator")
+
+    def __call__(
+        self,
+        tensors: Sequence[torch.Tensor],
+        outputs: Sequence[torch.Tensor],
+        numbers: Sequence[int | float],
+        seed: int,
+        offset: int,
+    ) -> None:
+        """Gives the outs their sizes and makes the call again."""
+        for index, sizes, strides in self.sizes:
+            lay(tensors[index], sizes, strides)
+
+        def value_of(slot: Any) -> Any:
+            if isinstance(slot, TensorAt):
+                return tensors[slot.index]
+            if isinstance(slot, NumberAt):
+                number = numbers[slot.index]
+                return (
+                    torch.tensor(number, dtype=getattr(torch, slot.dtype)) if slot.dtype else number
+                )
+            if isinstance(slot, ZeroDim):
+                return torch.tensor(slot.value)
+            if isinstance(slot, list):
+                return [value_of(item) for item in slot]
+            return slot
+
+        positional, named = [], {}
+        for argument, slot in zip(self.op._schema.arguments, self.slots, strict=True):
+            if argument.kwarg_only:
+                named[argument.name] = value_of(slot)
+            else:
+                positional.append(value_of(slot))
+        self.op(*positional, **named)
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a call of nothing leaves: `number` of the argument, or -1 - that of the new result; the
+    sizes and strides that an out= without elements gets; what fills it."""
+
+    number: int
+    laid: tuple[tuple[int, ...], tuple[int, ...]] | None = None
+    fill: nothing.Fill | None = None
+
+
+class Filler:
+    """A call whose results are known without a program."""
+
+    def __init__(self, targets: Sequence[Target]) -> None:
+        self.targets = targets
+
+    def __call__(
+        self,
+        tensors: Sequence[torch.Tensor],
+        outputs: Sequence[torch.Tensor],
+        numbers: Sequence[int | float],
+        seed: int,
+        offset: int,
+    ) -> None:
+        for target in self.targets:
+            number = target.number
+            tensor = tensors[number] if number >= 0 else outputs[-1 - number]
+            if target.laid is not None:
+                lay(tensor, *target.laid)
+            if target.fill is not None:
+                target.fill(tensors, numbers, tensor)
+
+
+def lay(given: torch.Tensor, sizes: tuple[int, ...], strides: tuple[int, ...]) -> None:
+    """Gives an out= tensor without elements its sizes and strides."""
+    if given.untyped_storage().nbytes() == 0:
+        # Nothing to keep, and new memory is laid for these sizes at once.
+        made = torch.empty_strided(sizes, strides, dtype=given.dtype, device=given.device)
+        given.set_(made.untyped_storage(), 0, sizes, strides)
+        return
+    given.resize_(sizes)
+    if given.stride() != strides:
+        given.as_strided_(sizes, strides)
