@@ -106,6 +106,7 @@ STRIDED: dict[str, Callable[[Tensor], Tensor]] = {
     "of what is computed transposed": lambda a: a.t().relu().as_strided((5,), (1,)) * 1,
     "of a slice of what is computed": lambda a: (a + 1)[2:].as_strided((3, 2), (1, 4), 5) * 1,
     "of a tensor with gaps": lambda a: a[:, ::2].as_strided((3, 2), (1, 4), 5) * 1,
+    "copied": lambda a: torch.as_strided_copy(a.t(), (5,), (1,), 2),
     "written afterwards": lambda a: (a.t().as_strided((5,), (1,), 2) * 1, a.add_(1))[0],
 }
 
@@ -126,6 +127,38 @@ def test_as_strided_of_an_argument_that_is_a_view(cut: Callable[[Tensor], Tensor
     a = whole(6, 9)
     found = torch.compile(lambda a: a.as_strided((5,), (1,), 2) * 1)(cut(a.to(DEVICE)))
     assert torch.equal(found.cpu(), a.reshape(-1)[2:7])
+
+
+def test_a_strided_scatter_on_what_is_no_storage_in_order_is_refused() -> None:
+    def function(a: Tensor) -> Tensor:
+        return torch.as_strided_scatter(a.t(), a.new_zeros(4), (4,), (1,), 3)
+
+    a = whole(6, 9)
+    assert torch.equal(function(a.to(DEVICE)).cpu(), function(a))
+    with pytest.raises(Exception, match=r"aten\.as_strided"):
+        torch.compile(function)(a.to(DEVICE))
+
+
+def test_overlapping_arguments_of_sizes_given_at_launch_may_be_written() -> None:
+    def function(a: Tensor, b: Tensor) -> Tensor:
+        a.add_(1)
+        b.mul_(2)
+        return a + b
+
+    base = whole(50)
+    there = base.to(DEVICE)
+    found = torch.compile(function, dynamic=True)(there[:40], there[10:])
+    assert torch.equal(found.cpu(), function(base[:40], base[10:]))
+    assert torch.equal(there.cpu(), base)
+
+
+def test_a_call_goes_before_what_it_moves() -> None:
+    def loss(a: Tensor) -> Tensor:
+        labels = torch.empty(0, dtype=torch.int64, device=a.device)
+        return torch.nn.functional.cross_entropy(a, labels, reduction="sum")
+
+    a = torch.empty(0, 5)
+    assert torch.equal(torch.compile(loss)(a.to(DEVICE)).cpu(), loss(a))
 
 
 def test_a_result_of_a_size_given_at_launch_may_be_a_slice() -> None:

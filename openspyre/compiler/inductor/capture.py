@@ -204,9 +204,10 @@ def strided_from_the_storage(gm: GraphModule) -> None:
     by name then."""
     view = torch.ops.aten.as_strided.default
     for node in gm.graph.nodes:
-        if node.target not in (view, torch.ops.aten.as_strided_scatter.default):
+        name = full_name(node.target) if isinstance(node.target, torch._ops.OpOverload) else ""
+        if not name.startswith("aten.as_strided") or node.target._schema.is_mutable:
             continue
-        at = 3 if node.target is view else 4
+        at = 4 if "scatter" in name else 3
         args = [*node.args, None][: at + 1]
         source = args[0]
         offset = source.meta["val"].storage_offset() if args[at] is None else args[at]
@@ -216,7 +217,11 @@ def strided_from_the_storage(gm: GraphModule) -> None:
         inner = _number_of(offset) - base.storage_offset()
         sizes, strides = ([_number_of(n) for n in arg] for arg in args[at - 2 : at])
         reach = inner + sum((n - 1) * s for n, s in zip(sizes, strides, strict=True))
-        if isinstance(inner, int) and inner >= 0 and _in_order(base, reach):
+        if not isinstance(inner, int) and at == 4 and _known_zero(base.storage_offset()):
+            inner = offset  # a node
+        elif isinstance(inner, torch.SymInt):
+            inner = -1
+        if (isinstance(inner, Node) or inner >= 0) and _in_order(base, reach, at == 4):
             node.args = (source, *args[1:at], inner)
             continue
         node.meta[_INDUCTORS] = True
@@ -228,13 +233,20 @@ _INDUCTORS = "openspyre_inductors"
 """Marks a node that has a lowering, but not as it stands."""
 
 
-def _in_order(base: torch.Tensor, last: Any) -> bool:
-    """Whether the elements of `base`, in order, are its storage as far as its element `last`."""
+def _known_zero(number: Any) -> bool:
+    return statically_known_true(number == 0)
+
+
+def _in_order(base: torch.Tensor, last: Any, scatter: bool) -> bool:
+    """Whether the elements of `base`, in order, are its storage as far as its element `last`. For
+    a scatter, which Inductor has no other way for, nothing may say that they are not."""
     count: Any = 1
     for size, stride in zip(reversed(base.shape), reversed(base.stride()), strict=True):
         if not (statically_known_true(size == 1) or statically_known_true(stride == count)):
             return False
         count = count * size
+    if scatter:
+        return not statically_known_true(last >= count)
     return statically_known_true(last < count)
 
 
@@ -478,9 +490,9 @@ def _call(
     """Puts the call in the place of the region's nodes: before the first node that uses one of its
     results, after everything it reads."""
     graph = gm.graph
+    sizes = symbols.nodes(gm)  # which may put nodes in
     order = {node: i for i, node in enumerate(graph.nodes)}
     inside = set(nodes)
-    sizes = symbols.nodes(gm)
     before = [*read, *written, *(s for s in sizes if isinstance(s, Node))]
     before += [r for n in written for r in readers(n) if r not in inside and r.op != "output"]
     after = max((order[n] for n in before), default=-1)
@@ -489,7 +501,7 @@ def _call(
     )
     users = [order[u] for n in leaving for u in n.users if u not in inside]
     if users and order[anchor] > min(users):
-        _hoist(graph, order, anchor, min(users), inside)
+        anchor = _hoist(graph, order, anchor, min(users), inside)
     with graph.inserting_before(anchor):
         call = graph.call_function(
             torch.ops.openspyre.region.default, (key, list(read), list(written), sizes)
@@ -507,9 +519,10 @@ def _call(
 
 def _hoist(
     graph: torch.fx.Graph, order: dict[Node, int], anchor: Node, first: int, inside: set[Node]
-) -> None:
+) -> Node:
     """Moves the nodes outside the region that use its results, and lie before the place of its
-    call, behind that place; their order among themselves stays."""
+    call, behind that place; their order among themselves stays. Gives the node that the call goes
+    before."""
     late: set[Node] = set()
     moved = []
     for node in list(graph.nodes):
@@ -520,7 +533,4 @@ def _hoist(
             moved.append(node)
     for node in moved:
         anchor.prepend(node)
-    if moved:
-        # The call goes before the first of them.
-        marker = moved[0]
-        order[anchor] = order[marker]
+    return moved[0] if moved else anchor
