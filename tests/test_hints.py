@@ -106,6 +106,7 @@ def test_without_fusion_every_operation_is_a_kernel() -> None:
         ({"cores": True}, "positive integer"),
         ({"tile": {"z": 1}}, "there are m, n, k, rows"),
         ({"split": {"m": 0}}, "positive integer"),
+        ({"split": 4}, "a mapping such as"),
         ({"planner": "theirs"}, "'own' and 'compat'"),
     ],
 )

@@ -106,6 +106,8 @@ def _cores(cores: int | None) -> int | None:
 def _parts(what: str, given: Mapping[str, int] | None) -> tuple[tuple[str, int], ...] | None:
     if given is None:
         return None
+    if not isinstance(given, Mapping):
+        raise ValueError(f'hint: {what} is a mapping such as {{"m": 4}}, got {given!r}')
     unknown = sorted(set(given) - set(PARTS))
     if unknown:
         raise ValueError(f"hint: {what} of {unknown}; there are {', '.join(PARTS)}")
