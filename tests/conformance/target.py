@@ -48,10 +48,10 @@ class Target:
         self._spyre = self.device.type == "spyre"
         if self._spyre:
             torch.spyre.fallback(fallback)
-            if run.native:
-                from openspyre import _C
+            # Runs that are not native are about the device and the counted fallback alone.
+            from openspyre import _C
 
-                _C.native_set_enabled(True)
+            _C.native_set_enabled(run.native)
             if run.numerics is not None:
                 torch.spyre.numerics.set_mode(run.numerics)
         elif fallback != "allow":
