@@ -16,8 +16,9 @@ from openspyre import _C, reference
 from openspyre.formats import Mode, Numerics
 from openspyre.program import Program
 from openspyre.program.binary import encode
-from openspyre.program.model import Role, SymbolKind
+from openspyre.program.model import Operand, Role, SymbolKind
 from openspyre.program.verify import verify
+from openspyre.reference.operands import host_codes
 
 Arrays = dict[str, np.ndarray]
 
@@ -30,12 +31,26 @@ def device_bytes(
 ) -> Arrays:
     """The bytes of every launch argument before the launch, pads and outputs poisoned."""
     return {
-        o.name: reference.pack(o, np.asarray(inputs[o.name]), numerics, symbols)
+        o.name: _packed(o, np.asarray(inputs[o.name]), numerics, symbols)
         if o.name in inputs
         else reference.empty(o, symbols)
         for o in program.operands
         if o.role in (Role.IN, Role.OUT, Role.INOUT)
     }
+
+
+def _packed(
+    operand: Operand,
+    array: np.ndarray,
+    numerics: Numerics,
+    symbols: Mapping[str, int | float],
+) -> np.ndarray:
+    """As `reference.pack`, but float32 values of a float16 operand, which another program has left,
+    are not rounded to IEEE float16 on their way: small DLFloat16 numbers have no such neighbour."""
+    if operand.dtype == "float16" and array.dtype == np.float32:
+        codes = host_codes(array, "float32", operand.format, numerics)
+        return reference.pack_codes(operand, codes, symbols)
+    return reference.pack(operand, array, numerics, symbols)
 
 
 def execute(
