@@ -97,11 +97,6 @@ def _granite() -> Iterator[Row]:
         error = float((found - wanted).abs().max() / wanted.abs().max())
         if error > TOLERANCE or account.fallbacks:
             raise AssertionError(f"{name}: off by {error:.2g}, {account.fallbacks}")
-        yield Row(
-            "compiler", f"X5 {name}: the first call, cold", ready, "s", reference,
-            ready / reference, f"<= {MAX_COLD_S:g} s and <= {MAX_COLD_RATIO}x Inductor's",
-            ready <= MAX_COLD_S and ready <= MAX_COLD_RATIO * reference,
-        )  # fmt: skip
         timings = interleave(
             {"ours": "ours()", "reference": "reference()"},
             {"ours": _waited(ours, device), "reference": lambda a=args: theirs(*a)},
@@ -110,6 +105,14 @@ def _granite() -> Iterator[Row]:
         )
         a, b = timings["ours"], timings["reference"]
         most = 1.0 if length == 1 else MAX_PREFILL_RATIO
+        # The first call without the work itself: capture, compiling, turning weights.
+        ready, reference = ready - a.median, reference - b.median
+        yield Row(
+            "compiler", f"X5 {name}: compiling it, cold", ready, "s", reference,
+            ready / reference, f"<= {MAX_COLD_S:g} s and <= {MAX_COLD_RATIO}x Inductor's",
+            ready <= MAX_COLD_S and ready <= MAX_COLD_RATIO * reference,
+            note="the first call less a warm one",
+        )  # fmt: skip
         modelled = sum(r.modelled_ns for r in account.regions) / 1e6
         yield Row(
             "compiler", name, a.median * 1e3, "ms", b.median * 1e3, a.median / b.median,
