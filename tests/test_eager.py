@@ -206,3 +206,20 @@ def test_windows_are_added_up_whatever_lies_on_the_stick(dtype: torch.dtype) -> 
     with torch.spyre.fallback("error"):
         found = torch.nn.functional.fold(on_card, (5, 6), 3)
     torch.testing.assert_close(found.cpu().float(), wide, rtol=4e-3, atol=4e-3)
+
+
+def test_plans_may_be_given_back_while_another_call_is_planned(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    honest = cache.compiled
+
+    def meanwhile(*args: Any) -> Any:
+        torch.spyre.plans.release()
+        return honest(*args)
+
+    monkeypatch.setattr(cache, "compiled", meanwhile)
+    x = numbers(9, 71)
+    same(lambda t: t * 2 - 1, x)
+    compiled = torch.compile(lambda t: (t * 2 - 1).relu())
+    for _ in range(2):
+        torch.testing.assert_close(compiled(x.to("spyre")).cpu(), (x * 2 - 1).relu())

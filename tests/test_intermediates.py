@@ -63,3 +63,15 @@ def test_a_watched_call_changes_what_it_writes_once() -> None:
     assert x.cpu().tolist() == [2.0] * 70
     compiled(x)
     assert x.cpu().tolist() == [6.0] * 70
+
+
+def test_one_observer_of_regions_does_not_end_another() -> None:
+    from openspyre.observe.explain import collect
+
+    x, w = inputs()
+    compiled = torch.compile(block)
+    compiled(x, w)
+    with collect() as account:
+        torch.spyre.intermediates(compiled, x, w)
+        compiled(x, w)  # a known launch, which nobody would see if the first one had ended it all
+    assert [region.launches for region in account.regions] == [1]

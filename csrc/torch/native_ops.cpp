@@ -422,8 +422,8 @@ RecipePtr look_up(NativeOp& op, const Call& call, const Stack& stack, const Word
 
 // ---- Regions of compiled graphs -----------------------------------------------------------------
 
-// Whether somebody in Python wants to see every launch of a region.
-std::atomic<bool> regions_watched{false};
+// How many in Python want to see every launch of a region.
+std::atomic<int> regions_watched{0};
 
 const OperatorFacts& region_facts(const c10::OperatorHandle& handle) {
   static auto* owner = new std::unique_ptr<OperatorFacts>;  // kernels may run during exit
@@ -467,7 +467,7 @@ void learn_region(NativeOp& op, const py::module_& regions, const Stack& argumen
 void region_kernel(const c10::OperatorHandle& handle, Stack* stack) {
   const py::gil_scoped_acquire gil;
   NativeOp& op = operation(handle, region_facts(handle));
-  const bool watched = regions_watched.load(std::memory_order_relaxed);
+  const bool watched = regions_watched.load(std::memory_order_relaxed) > 0;
   if (!watched) {
     Call call;
     std::vector<int64_t> offsets;
@@ -500,7 +500,11 @@ TORCH_LIBRARY_IMPL(openspyre, PrivateUse1, m) {
 bool native_enabled() noexcept { return enabled.load(std::memory_order_relaxed); }
 void set_native_enabled(bool value) noexcept { enabled.store(value, std::memory_order_relaxed); }
 NativeCounts native_counts() noexcept { return counts(); }
-void clear_native_recipes() { operations().clear(); }
+// The operations stay: a call that is being planned, in Python and maybe in another thread, holds
+// one.
+void clear_native_recipes() {
+  for (auto& [facts, op] : operations()) op->entries.clear();
+}
 
 bool run_native(const c10::OperatorHandle& handle, const OperatorFacts& facts, Stack* stack) {
   if (!native_enabled() || !Py_IsInitialized()) return false;
@@ -575,7 +579,7 @@ void bind_native(py::module_& m) {
   m.def(
       "set_hint", [](int64_t number) { return std::exchange(hint_number, number); },
       py::arg("number"));
-  m.def("watch_regions", [](bool watch) { regions_watched = watch; }, py::arg("watch"));
+  m.def("watch_regions", [](bool watch) { regions_watched += watch ? 1 : -1; }, py::arg("watch"));
   m.def("native_counts", [] {
     const NativeCounts now = native_counts();
     py::dict out;

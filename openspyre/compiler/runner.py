@@ -50,7 +50,7 @@ def listen(listener: Listener) -> None:
 def unlisten(listener: Listener) -> None:
     """Ends `listen`."""
     _listeners.remove(listener)
-    _C.watch_regions(bool(_listeners))
+    _C.watch_regions(False)
 
 
 @dataclass

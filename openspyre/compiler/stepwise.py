@@ -54,7 +54,7 @@ def watched(step: Step) -> Iterator[None]:
         yield
     finally:
         _watching.step = before
-        _C.watch_regions(before is not None)
+        _C.watch_regions(False)
 
 
 def watcher() -> Step | None:
