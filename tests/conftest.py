@@ -44,6 +44,16 @@ def _eager_way(request: pytest.FixtureRequest) -> Iterator[None]:
     _C.native_set_enabled(before)
 
 
+@pytest.fixture
+def strict(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Faults of the compiler are raised, everything is compiled anew, and the account is empty."""
+    import torch
+
+    monkeypatch.setenv("OPENSPYRE_CACHE_DIR", "off")
+    monkeypatch.setenv("OPENSPYRE_STRICT", "1")
+    torch.spyre.reset_fallback_report()
+
+
 @pytest.fixture(autouse=True, scope="module")
 def _no_plans_left(request: pytest.FixtureRequest) -> Iterator[None]:
     """What a module's eager and compiled calls have planned goes with the module: tests of memory

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,16 +11,8 @@ import torch
 from openspyre import _C
 from openspyre.compiler import cache
 
-
-@pytest.fixture(autouse=True)
-def native(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("OPENSPYRE_CACHE_DIR", "off")
-    monkeypatch.setenv("OPENSPYRE_STRICT", "1")
-    before = _C.native_enabled()
-    _C.native_set_enabled(True)
-    torch.spyre.reset_fallback_report()
-    yield
-    _C.native_set_enabled(before)
+NATIVE = True
+pytestmark = pytest.mark.usefixtures("strict")
 
 
 def same(

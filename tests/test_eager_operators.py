@@ -4,7 +4,7 @@ torch's own decompositions."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,15 +15,8 @@ from torch.utils._pytree import tree_leaves
 
 from openspyre import _C
 
-
-@pytest.fixture(autouse=True)
-def native(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("OPENSPYRE_CACHE_DIR", "off")
-    monkeypatch.setenv("OPENSPYRE_STRICT", "1")
-    before = _C.native_enabled()
-    _C.native_set_enabled(True)
-    yield
-    _C.native_set_enabled(before)
+NATIVE = True
+pytestmark = pytest.mark.usefixtures("strict")
 
 
 def numbers(*shape: int, seed: int = 1) -> Tensor:

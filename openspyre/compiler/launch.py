@@ -20,8 +20,10 @@ from openspyre.compiler.bind import Bound
 from openspyre.compiler.compile import CopyStep, ProgramStep, Region
 from openspyre.compiler.errors import CompileError
 from openspyre.compiler.graph import Access, Affine, Place, Role, Tensor
+from openspyre.compiler.options import CompileOptions
 from openspyre.compiler.sizes import Size, known
-from openspyre.formats import STICK_BYTES
+from openspyre.formats import STICK_BYTES, Mode
+from openspyre.program.model import Card
 
 if TYPE_CHECKING:
     from openspyre.runtime.plan import JobPlan
@@ -180,6 +182,16 @@ def loaded(key: str, region: Region, device: int) -> LoadedRegion:
 def forget_plans() -> None:
     """Gives back what loaded regions hold (those that are still used stay)."""
     _loaded.clear()
+
+
+def options_now(mode: Mode) -> CompileOptions:
+    """For the configured card, with the hints of this thread (openspyre/device/hints.py)."""
+    from openspyre.device import hints
+    from openspyre.device.registration import configuration
+
+    spec = configuration().card
+    card = Card(spec.name, spec.cores, spec.lx_bytes)
+    return CompileOptions(card, mode, **hints.current().options())
 
 
 def kernels_of(steps: Sequence[ProgramStep]) -> tuple[list[Kernel], list[Tensor]]:

@@ -24,16 +24,6 @@ class CompileOptions:
     confirm: int = 1  # > 1: of so many plans of a product the one that the timing model prefers
     planner: str = "own"  # "compat": products are split as the public compiler does
 
-    @staticmethod
-    def now(mode: Mode) -> CompileOptions:
-        """For the configured card, with the hints of this thread (openspyre/device/hints.py)."""
-        from openspyre.device import hints
-        from openspyre.device.registration import configuration
-
-        spec = configuration().card
-        card = Card(spec.name, spec.cores, spec.lx_bytes)
-        return CompileOptions(card, mode, **hints.current().options())
-
     @property
     def most_cores(self) -> int:
         """Cores a program may use."""

@@ -18,7 +18,6 @@ from openspyre.compiler import cache, launch, stepwise, weights
 from openspyre.compiler.bind import Bound, bind, bind_view, storage_layout
 from openspyre.compiler.build import GraphBuilder, Scalar
 from openspyre.compiler.graph import Role
-from openspyre.compiler.options import CompileOptions
 from openspyre.compiler.results import Made, made
 from openspyre.compiler.sizes import known
 from openspyre.compiler.traced import (
@@ -113,7 +112,7 @@ class Runner:
                 try:
                     plan = self._plan(tensors, sizes)
                 except Exception as error:
-                    if not stepwise.takes(error, self.region):
+                    if not stepwise.recovers(error, self.region):
                         raise
                     self._refused.add(key)
             if plan is None:
@@ -281,7 +280,7 @@ class Runner:
         b.graph.name = self.region.name
         b.graph.exclusive = _exclusive(tensors, self.written)
         lines = [op.source for op in b.graph.ops]
-        key, region = cache.compiled(b.graph, CompileOptions.now(mode))
+        key, region = cache.compiled(b.graph, launch.options_now(mode))
         loaded = launch.loaded(key, region, self.device)
         plan = Planned(
             loaded,

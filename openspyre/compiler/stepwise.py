@@ -62,7 +62,7 @@ def watcher() -> Step | None:
     return getattr(_watching, "step", None)
 
 
-def takes(error: Exception, region: TracedRegion) -> bool:
+def recovers(error: Exception, region: TracedRegion) -> bool:
     """Whether a region that failed to compile with `error` runs by its operations; warns if so.
     What the card does not do is no fault, a fault of the compiler is raised with
     OPENSPYRE_STRICT=1; a full or broken card always is."""
@@ -116,7 +116,7 @@ def run(
         elif call.op.startswith("prims.inductor_"):
             values.append(_alone(call, values, symbols, device, alone))
         else:
-            op, args, kwargs = _told(overload(call.op), args, kwargs, device)
+            op, args, kwargs = _on_device(overload(call.op), args, kwargs, device)
             step = watcher()
             values.append(
                 op(*args, **kwargs) if step is None else step(op, call.source, args, kwargs)
@@ -146,7 +146,7 @@ def _storage(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage()._cdata
 
 
-def _told(
+def _on_device(
     op: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[str, Any], device: torch.device
 ) -> tuple[torch._ops.OpOverload, list[Any], dict[str, Any]]:
     """The operation and its arguments, with the device, which the traced call does not say."""

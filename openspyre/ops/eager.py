@@ -35,7 +35,6 @@ from openspyre.compiler.errors import CompileError, Unsupported
 from openspyre.compiler.graph import Role, Tensor
 from openspyre.compiler.lower import registry
 from openspyre.compiler.lower.promote import ZeroDim
-from openspyre.compiler.options import CompileOptions
 from openspyre.compiler.view import View
 from openspyre.formats import Mode, format_for
 from openspyre.layout import SpyreTensorLayout
@@ -502,7 +501,7 @@ class _Call:
         for argument in b.graph.arguments:
             if argument.role is Role.INPUT and argument.name not in plan.sources:
                 b.graph.tensors.remove(argument)  # an operand without elements: nobody reads it
-        key, region = cache.compiled(b.graph, CompileOptions.now(self.mode))
+        key, region = cache.compiled(b.graph, launch.options_now(self.mode))
         loaded = launch.loaded(key, region, self.device)
         return self._finished(plan, loaded, arguments, returns, written)
 

@@ -168,14 +168,14 @@ def cholesky_solve(b: GraphBuilder, x: View, a: View, upper: bool) -> View:
 
 @lowers("aten.cholesky_inverse")
 def cholesky_inverse(b: GraphBuilder, x: View, upper: bool = False) -> View:
-    return cholesky_solve(b, _identity(b, x), x, upper)
+    return cholesky_solve(b, _identity(b, x.shape), x, upper)
 
 
-def _identity(b: GraphBuilder, like: View) -> View:
-    rank = like.rank
+def _identity(b: GraphBuilder, shape: Sequence[Size]) -> View:
+    rank = len(shape)
     return b.map(
         lambda where: f.cast(f.cast(f.equal(where(rank - 2), where(rank - 1)), "b"), "f"),
-        dtype="float32", shape=like.shape, indexed=True, name="identity",
+        dtype="float32", shape=shape, indexed=True, name="identity",
     )  # fmt: skip
 
 
@@ -276,7 +276,7 @@ def lu_solve(
 def inv_ex(b: GraphBuilder, a: View, *, check_errors: bool = False) -> tuple[View, View]:
     _order(b, a)
     made, pivots, info = lu_factor_ex(b, a, check_errors=check_errors)
-    return lu_solve(b, made, pivots, _identity(b, a)), cast(b, info, "int32")
+    return lu_solve(b, made, pivots, _identity(b, a.shape)), cast(b, info, "int32")
 
 
 @lowers("aten.lu_unpack")
@@ -299,11 +299,7 @@ def lu_unpack(
     left = b.map(below, a.slice(rank - 1, 0, short), dtype="float32", indexed=True, name="l")
     right = b.map(above, a.slice(rank - 2, 0, short), dtype="float32", indexed=True, name="u")
     shape = [*a.shape[: rank - 1], rows]
-    eye = b.map(
-        lambda where: f.cast(f.cast(f.equal(where(rank - 2), where(rank - 1)), "b"), "f"),
-        dtype="float32", shape=shape, indexed=True, name="identity",
-    )  # fmt: skip
-    return _swapped(b, eye, pivots, True, shape), left, right
+    return _swapped(b, _identity(b, shape), pivots, True, shape), left, right
 
 
 @lowers("aten.linalg_lu")

@@ -310,7 +310,7 @@ def nll_loss_backward(
 @lowers("aten.multilabel_margin_loss_forward")
 def multilabel_margin_loss(
     b: GraphBuilder, x: View, target: View, reduction: int
-) -> tuple[View, View]:  # fmt: skip
+) -> tuple[View, View]:
     """torch's decomposition, which keeps a dim of one sample that the operation itself drops."""
     op = overload("aten.multilabel_margin_loss_forward.default")
     loss, marks = lower_by_decomposition(b, op, [x, target, reduction])

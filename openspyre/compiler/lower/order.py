@@ -6,7 +6,7 @@ Sorts are stable with NaN above everything, which is PyTorch's order.
 from __future__ import annotations
 
 from openspyre.compiler.build import GraphBuilder
-from openspyre.compiler.lower.registry import lowers
+from openspyre.compiler.lower.registry import lowers, resolves
 from openspyre.compiler.lower.tools import full, number, wrap
 from openspyre.compiler.sizes import known
 from openspyre.compiler.view import View
@@ -162,6 +162,12 @@ def cummax(b: GraphBuilder, x: View, dim: int) -> tuple[View, View]:
 @lowers("aten.cummin")
 def cummin(b: GraphBuilder, x: View, dim: int) -> tuple[View, View]:
     return running(b, x, dim, Combine.MIN)
+
+
+for _name in ("cummax", "cummin"):
+    resolves(
+        f"aten._{_name}_helper.default", f"aten.{_name}.default", {"values": 0, "indices": 1}, True
+    )
 
 
 def running(b: GraphBuilder, x: View, dim: int, combine: Combine) -> tuple[View, View]:

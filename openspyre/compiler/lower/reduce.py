@@ -23,7 +23,7 @@ from openspyre.compiler.lower.promote import (
     result_type,
     size_register,
 )
-from openspyre.compiler.lower.registry import constant, lowers, resolves
+from openspyre.compiler.lower.registry import constant, lowers
 from openspyre.compiler.sizes import Size, known, product
 from openspyre.compiler.view import View
 from openspyre.program import body as f
@@ -549,12 +549,6 @@ def _scanned(b: GraphBuilder, combine: Combine, self: View, dim: int, dtype: str
 @lowers("aten.cumsum")
 def cumsum(b: GraphBuilder, self: View, dim: int, dtype: str | None = None) -> View:
     return _scanned(b, Combine.SUM, self, dim, _total_dtype(self, dtype))
-
-
-for _name in ("cummax", "cummin"):
-    resolves(
-        f"aten._{_name}_helper.default", f"aten.{_name}.default", {"values": 0, "indices": 1}, True
-    )
 
 
 @lowers("aten.cumprod")
