@@ -65,6 +65,28 @@ OPENSPYRE_STEP __m256i dl16_bits(__m256i codes, bool merged_is_nan) {
   return bits;
 }
 
+// Sixteen DLFloat16 codes -> values, the merged code as an ordinary number, in the order that
+// unpacking gives: within each eight the first four in `low`, the others in `high`. Two thirds of
+// the work of dl16_bits, as the fields move in 16-bit lanes.
+OPENSPYRE_STEP void dl16_pair(const std::byte* src, Vec& seen, Vec& low, Vec& high) {
+  const __m256i codes = load32(src);
+  const __m256i mags = _mm256_and_si256(codes, _mm256_set1_epi16(0x7FFF));
+  const __m256i field = _mm256_and_si256(_mm256_srai_epi16(codes, 2), _mm256_set1_epi16(-0x6001));
+  const __m256i bias = _mm256_sign_epi16(_mm256_set1_epi16(kFloatFromDl >> 16), mags);
+  const __m256i top = _mm256_add_epi16(field, bias);
+  const __m256i bottom = _mm256_slli_epi16(codes, 14);
+  seen = _mm256_castsi256_ps(_mm256_max_epu16(_mm256_castps_si256(seen), mags));
+  low = _mm256_castsi256_ps(_mm256_unpacklo_epi16(bottom, top));
+  high = _mm256_castsi256_ps(_mm256_unpackhi_epi16(bottom, top));
+}
+// Two vectors of columns: from that order to the columns', and back.
+OPENSPYRE_STEP void in_order(Vec& low, Vec& high) {
+  const Vec a = low, b = high;
+  low = _mm256_permute2f128_ps(a, b, 0x20);
+  high = _mm256_permute2f128_ps(a, b, 0x31);
+}
+OPENSPYRE_STEP void as_unpacked(Vec& low, Vec& high) { in_order(low, high); }
+
 // Eight fp8 codes, zero-extended to 16 bits -> floats, by way of IEEE half: 1-5-2 is its upper
 // byte; 1-4-3 has the same fields with a bias 8 lower.
 template <Format format>
@@ -92,27 +114,37 @@ OPENSPYRE_STEP Vec values(const std::byte* src, bool merged_is_nan) {
   return _mm256_castsi256_ps(dl16_bits<exact>(_mm256_cvtepi16_epi32(load16(src)), merged_is_nan));
 }
 
-template <int vectors>
+// What any_merged asks about the first `count` codes at src, 8 or 16.
+template <int count>
 OPENSPYRE_STEP void note(const std::byte* src, Vec& seen) {
-  const __m256i codes = vectors == 1 ? _mm256_zextsi128_si256(load16(src)) : load32(src);
-  const __m256i mags = _mm256_add_epi16(codes, codes);
+  const __m256i codes = count == 8 ? _mm256_zextsi128_si256(load16(src)) : load32(src);
+  const __m256i mags = _mm256_and_si256(codes, _mm256_set1_epi16(0x7FFF));
   seen = _mm256_castsi256_ps(_mm256_max_epu16(_mm256_castps_si256(seen), mags));
 }
 
 template <Format format, bool exact>
-OPENSPYRE_STEP void decode16(const std::byte* src, float* dst, bool merged_is_nan, Seen& seen);
+constexpr int64_t kGroup = 16;
+template <Format format, bool exact>
+OPENSPYRE_STEP void decode_group(const std::byte* src, float* dst, bool merged_is_nan, Seen& seen);
 OPENSPYRE_STEP bool any_merged(Vec seen) {
   const __m256i mags = _mm256_castps_si256(seen);
-  return _mm256_movemask_epi8(_mm256_cmpeq_epi16(mags, _mm256_set1_epi16(-2))) != 0;
+  return _mm256_movemask_epi8(_mm256_cmpeq_epi16(mags, _mm256_set1_epi16(0x7FFF))) != 0;
 }
 
 #include "machine/kernels/matmul_body.h"
 
 template <Format format, bool exact>
-OPENSPYRE_STEP void decode16(const std::byte* src, float* dst, bool merged_is_nan, Seen& seen) {
-  if constexpr (!exact) note<2>(src, seen.bits);
-  store(dst, values<format, exact>(src, merged_is_nan));
-  store(dst + 8, values<format, exact>(src + 8 * kBytes<format>, merged_is_nan));
+OPENSPYRE_STEP void decode_group(const std::byte* src, float* dst, bool merged_is_nan, Seen& seen) {
+  Vec low, high;
+  if constexpr (format == Format::SEN169_FP16 && !exact) {
+    dl16_pair(src, seen.bits, low, high);
+    in_order(low, high);
+  } else {
+    low = values<format, exact>(src, merged_is_nan);
+    high = values<format, exact>(src + 8 * kBytes<format>, merged_is_nan);
+  }
+  store(dst, low);
+  store(dst + 8, high);
 }
 
 #include "machine/kernels/matmul_gemv.h"

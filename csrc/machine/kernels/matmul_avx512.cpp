@@ -80,6 +80,35 @@ OPENSPYRE_STEP Vec fp8_values(__m128i bytes) {
   return _mm512_mul_ps(_mm512_cvtph_ps(half), splat(256.0f));
 }
 
+// Thirty-two DLFloat16 codes -> values, the merged code as an ordinary number, in the order that
+// unpacking gives: within each eight the first four in `low`, the others in `high`. Half the work
+// of dl16_values, as the fields move in 16-bit lanes.
+OPENSPYRE_STEP void dl16_pair(const std::byte* src, Vec& seen, Vec& low, Vec& high) {
+  const __m512i codes = _mm512_loadu_si512(src);
+  const __mmask32 nonzero = _mm512_test_epi16_mask(codes, _mm512_set1_epi16(0x7FFF));
+  const __m512i field = _mm512_and_si512(_mm512_srai_epi16(codes, 2), _mm512_set1_epi16(-0x6001));
+  const __m512i top =
+      _mm512_mask_add_epi16(field, nonzero, field, _mm512_set1_epi16(kFloatFromDl >> 16));
+  const __m512i bottom = _mm512_slli_epi16(codes, 14);
+  const __m512i signs = _mm512_or_si512(codes, _mm512_set1_epi16(-0x8000));
+  seen = _mm512_castsi512_ps(_mm512_max_epu16(_mm512_castps_si512(seen), signs));
+  low = _mm512_castsi512_ps(_mm512_unpacklo_epi16(bottom, top));
+  high = _mm512_castsi512_ps(_mm512_unpackhi_epi16(bottom, top));
+}
+// Two vectors of columns: from that order to the columns', and back.
+OPENSPYRE_STEP void in_order(Vec& low, Vec& high) {
+  const __m512i first = _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11);
+  const __m512i second = _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15);
+  const __m512d a = _mm512_castps_pd(low), b = _mm512_castps_pd(high);
+  low = _mm512_castpd_ps(_mm512_permutex2var_pd(a, first, b));
+  high = _mm512_castpd_ps(_mm512_permutex2var_pd(a, second, b));
+}
+OPENSPYRE_STEP void as_unpacked(Vec& low, Vec& high) {
+  const Vec a = low, b = high;
+  low = _mm512_shuffle_f32x4(a, b, 0x88);
+  high = _mm512_shuffle_f32x4(a, b, 0xDD);
+}
+
 template <Format format, bool exact>
 OPENSPYRE_STEP Vec values(const std::byte* src, bool merged_is_nan) {
   if constexpr (format == Format::IEEE_FP32) return load(src);
@@ -94,15 +123,17 @@ OPENSPYRE_STEP Vec values(const std::byte* src, bool merged_is_nan) {
   return dl16_values<exact>(_mm512_cvtepi16_epi32(load32(src)), merged_is_nan);
 }
 
-template <int vectors>
-OPENSPYRE_STEP void note(const std::byte* src, Vec& seen) {
-  static_assert(vectors > 1);
-  const __m512i codes = _mm512_or_si512(_mm512_loadu_si512(src), _mm512_set1_epi16(-0x8000));
-  seen = _mm512_castsi512_ps(_mm512_max_epu16(_mm512_castps_si512(seen), codes));
+// What any_merged asks about the first `count` codes at src: not here, where codes come in pairs of
+// vectors.
+template <int count>
+OPENSPYRE_STEP void note(const std::byte*, Vec&) {
+  static_assert(count < 0);
 }
 
 template <Format format, bool exact>
-OPENSPYRE_STEP void decode16(const std::byte* src, float* dst, bool merged_is_nan, Seen& seen);
+constexpr int64_t kGroup = format == Format::SEN169_FP16 && !exact ? 32 : 16;
+template <Format format, bool exact>
+OPENSPYRE_STEP void decode_group(const std::byte* src, float* dst, bool merged_is_nan, Seen& seen);
 OPENSPYRE_STEP bool any_merged(Vec bits) {
   return _mm512_cmpeq_epi16_mask(_mm512_castps_si512(bits), _mm512_set1_epi16(-1)) != 0;
 }
@@ -110,14 +141,16 @@ OPENSPYRE_STEP bool any_merged(Vec bits) {
 #include "machine/kernels/matmul_body.h"
 
 template <Format format, bool exact>
-OPENSPYRE_STEP void decode16(const std::byte* src, float* dst, bool merged_is_nan, Seen& seen) {
-  if constexpr (!exact) {
-    const __m512i codes =
-        _mm512_castsi256_si512(_mm256_or_si256(load32(src), _mm256_set1_epi16(-0x8000)));
-    seen.bits = _mm512_castsi512_ps(_mm512_castsi256_si512(_mm256_max_epu16(
-        _mm512_castsi512_si256(_mm512_castps_si512(seen.bits)), _mm512_castsi512_si256(codes))));
+OPENSPYRE_STEP void decode_group(const std::byte* src, float* dst, bool merged_is_nan, Seen& seen) {
+  if constexpr (kGroup<format, exact> == 32) {
+    Vec low, high;
+    dl16_pair(src, seen.bits, low, high);
+    in_order(low, high);
+    store(dst, low);
+    store(dst + 16, high);
+  } else {
+    store(dst, values<format, exact>(src, merged_is_nan));
   }
-  store(dst, values<format, exact>(src, merged_is_nan));
 }
 
 #include "machine/kernels/matmul_gemv.h"

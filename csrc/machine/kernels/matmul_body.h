@@ -4,7 +4,8 @@
 // one processor can be linked in for another. The includer defines, for vectors Vec of kLanes
 // floats: load, store, splat, fused (a * b + c, rounded once, where it may), separate (a * b
 // rounded, then + c), canonical (NaN to the one NaN), add_integers, and
-//   decode16<format, exact>(src, dst, merged_is_nan, seen)   16 elements of a stick to 16 floats
+//   decode_group<format, exact>(src, dst, merged_is_nan, seen)   kGroup<format, exact> elements of a
+//                                                          stick, 16 or 32, to as many floats
 // where, unless `exact`, DLFloat16's merged code is only noted in `seen`. kRows x kPanelWidth is
 // the block of the output that is kept in registers.
 //
@@ -13,7 +14,7 @@
 
 // What a decoded block tells about its values.
 struct Seen {
-  Vec bits{};         // used by decode16<SEN169_FP16, false>
+  Vec bits{};         // used by decode_group<SEN169_FP16, false>
   bool wide = false;  // bfloat16: a product might leave float32's range
 };
 
@@ -32,53 +33,72 @@ static bool narrow_bfloat16(const std::byte* src, int64_t n) {
   return wide == 0;
 }
 
+// The decoders copy what they need of `t`: a store of floats might change it, for all the compiler
+// knows.
 template <Format format, bool exact>
 static void decode_rows_as(const MatmulTile& t, int64_t m0, int64_t rows, int64_t k0, int64_t depth,
                            Seen& seen) {
   constexpr int64_t bytes = kBytes<format>, eps = 128 / bytes;
-  for (int64_t m = 0; m < rows; ++m) {
-    const std::byte* row = t.a + (m0 + m) * t.a_row;
-    float* to = t.a_scratch + m * kRowA;
-    for (int64_t k = 0; k < depth; k += 16) {
-      const int64_t at = k0 + k;
-      const std::byte* from = row + (at / eps) * t.a_stick + (at % eps) * bytes;
-      decode16<format, exact>(from, to + k, t.merged_is_nan, seen);
+  const bool merged_is_nan = t.merged_is_nan;
+  const int64_t a_row = t.a_row, a_stick = t.a_stick;
+  const std::byte* row = t.a + m0 * a_row + (k0 / eps) * a_stick;  // k0: at a stick's beginning
+  float* to = t.a_scratch;
+  Seen met = seen;
+  for (int64_t m = 0; m < rows; ++m, row += a_row, to += kRowA) {
+    for (int64_t k = 0; k < depth; k += kGroup<format, exact>) {
+      const std::byte* from = row + (k / eps) * a_stick + (k % eps) * bytes;
+      decode_group<format, exact>(from, to + k, merged_is_nan, met);
       if constexpr (format == Format::BFLOAT16) {
-        if (!narrow_bfloat16(from, depth - k < 16 ? depth - k : 16)) seen.wide = true;
+        if (!narrow_bfloat16(from, depth - k < 16 ? depth - k : 16)) met.wide = true;
       }
     }
   }
+  seen = met;
 }
 
-// Columns n0 .. n0 + columns of b, a multiple of 32, as panels [columns / kPanelWidth][depth]
+// Columns n0 .. n0 + columns of b, 32 or kPanel, as panels [columns / kPanelWidth][depth]
 // [kPanelWidth].
-template <Format format, bool exact>
-static void decode_panel_as(const MatmulTile& t, int64_t k0, int64_t depth, int64_t n0,
-                            int64_t columns, Seen& seen) {
-  constexpr int64_t bytes = kBytes<format>, eps = 128 / bytes;
-  constexpr int64_t width = kPanelWidth < 16 ? 16 : kPanelWidth;
+template <Format format, bool exact, int64_t columns>
+static void decode_columns_as(const MatmulTile& t, int64_t k0, int64_t depth, int64_t n0,
+                              Seen& seen) {
+  constexpr int64_t bytes = kBytes<format>, eps = 128 / bytes, group = kGroup<format, exact>;
+  const bool merged_is_nan = t.merged_is_nan;
+  const int64_t b_row = t.b_row;
+  const std::byte* from[columns / group];
+  float* to[columns / group];
+  for (int64_t i = 0; i < columns / group; ++i) {
+    const int64_t c = group * i, at = n0 + c;
+    from[i] = t.b + k0 * b_row + (at / eps) * t.b_stick + (at % eps) * bytes;
+    to[i] = t.b_scratch + (c / kPanelWidth) * kPanelWidth * depth + c % kPanelWidth;
+  }
+  Seen met = seen;
   for (int64_t k = 0; k < depth; ++k) {
-    const std::byte* row = t.b + (k0 + k) * t.b_row;
-    for (int64_t c = 0; c < columns; c += 16) {
-      const int64_t at = n0 + c;
-      const std::byte* from = row + (at / eps) * t.b_stick + (at % eps) * bytes;
-      if constexpr (kPanelWidth < 16) {
-        float wide[16];
-        decode16<format, exact>(from, wide, t.merged_is_nan, seen);
-        for (int64_t part = 0; part < 16; part += kPanelWidth) {
-          std::memcpy(t.b_scratch + ((c + part) * depth + k * kPanelWidth), wide + part,
+#pragma GCC unroll 4
+    for (int64_t i = 0; i < columns / group; ++i) {
+      const std::byte* source = from[i] + k * b_row;
+      if constexpr (kPanelWidth < group) {
+        float wide[group];
+        decode_group<format, exact>(source, wide, merged_is_nan, met);
+        for (int64_t part = 0; part < group; part += kPanelWidth) {
+          std::memcpy(to[i] + part * depth + k * kPanelWidth, wide + part,
                       kPanelWidth * sizeof(float));
         }
       } else {
-        float* to = t.b_scratch + (c / width) * width * depth + k * width + c % width;
-        decode16<format, exact>(from, to, t.merged_is_nan, seen);
+        decode_group<format, exact>(source, to[i] + k * kPanelWidth, merged_is_nan, met);
       }
       if constexpr (format == Format::BFLOAT16) {
-        const int64_t valid = t.n - at < 16 ? t.n - at : 16;
-        if (!narrow_bfloat16(from, valid)) seen.wide = true;
+        const int64_t valid = t.n - (n0 + group * i);
+        if (!narrow_bfloat16(source, valid < group ? valid : group)) met.wide = true;
       }
     }
   }
+  seen = met;
+}
+template <Format format, bool exact>
+static void decode_panel_as(const MatmulTile& t, int64_t k0, int64_t depth, int64_t n0,
+                            int64_t columns, Seen& seen) {
+  if (columns == 32) return decode_columns_as<format, exact, 32>(t, k0, depth, n0, seen);
+  decode_columns_as<format, exact, kPanel>(t, k0, depth, n0, seen);
 }
 
 // Calls function<format, exact>(...); DLFloat16 a second time when its merged code was met.
@@ -141,6 +161,8 @@ static void micro(const float* a, const float* b, int64_t depth, std::byte* out,
       sum[r][j] = ends.start || ends.integers ? splat(0.0f) : load(at);
     }
   }
+  // The loop is as long as its instructions are many when another thread shares the processor.
+#pragma GCC unroll 2
   for (int64_t k = 0; k < depth; ++k) {
     Vec column[vectors];
 #pragma GCC unroll 16

@@ -79,10 +79,12 @@ float decode(const std::byte* src, bool merged_is_nan) {
 }
 
 template <Format format, bool exact>
-void decode16(const std::byte* src, float* dst, bool merged_is_nan, Seen&) {
+constexpr int64_t kGroup = 16;
+template <Format format, bool exact>
+void decode_group(const std::byte* src, float* dst, bool merged_is_nan, Seen&) {
   for (int i = 0; i < 16; ++i) dst[i] = decode<format>(src + i * kBytes<format>, merged_is_nan);
 }
-bool any_merged(Vec) { return false; }  // decode16 is always exact here
+bool any_merged(Vec) { return false; }  // decode_group is always exact here
 
 #include "machine/kernels/matmul_body.h"
 

@@ -34,7 +34,7 @@ struct MatmulTile {
 };
 
 // A block of a that is decoded at a time; kBlockK is a multiple of every format's stick.
-inline constexpr int64_t kBlockM = 240, kBlockK = 256;
+inline constexpr int64_t kBlockM = 256, kBlockK = 256;
 // Between rows of a decoded block of a: no two rows of a micro-kernel share cache sets.
 inline constexpr int64_t kRowA = kBlockK + 16;
 inline constexpr int64_t kPanel = 64;  // columns of b that are decoded at a time
