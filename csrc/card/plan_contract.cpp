@@ -218,43 +218,43 @@ std::string match_layout(const OperandLayout& operand, const TensorView& view, b
     const int64_t size = operand.shape[dim];
     if (size == 1) continue;
     const int64_t step = view.strides[static_cast<size_t>(dim)];
-    const std::string who = "dim " + std::to_string(dim);
+    const auto who = [dim] { return "dim " + std::to_string(dim); };
     if (step == 0 && operand.strides[dim] == 0 && dim != operand.stick && !written) continue;
-    if (step < 1) return who + " is expanded (stride " + std::to_string(step) + ")";
+    if (step < 1) return who() + " is expanded (stride " + std::to_string(step) + ")";
     // The axis it moves along: the outermost one whose step divides its own. (Axes descend.)
     size_t a = 0;
     while (a < axes.size() && (axes[a].host_stride > step || axes[a].size == 1)) ++a;
     if (a == axes.size() || step % axes[a].host_stride != 0)
-      return who + " with stride " + std::to_string(step) + " cuts across dims of its storage";
+      return who() + " with stride " + std::to_string(step) + " cuts across dims of its storage";
     const int64_t move = step / axes[a].host_stride;
     int64_t span = 0;
     if (__builtin_mul_overflow(size - 1, move, &span) || span >= axes[a].size - reach[a])
-      return who + " runs over more than one dim of its storage";
+      return who() + " runs over more than one dim of its storage";
     reach[a] += span;
-    if (!ways[a].plain) return who + " lies in a dim that its storage folds in its own way";
+    if (!ways[a].plain) return who() + " lies in a dim that its storage folds in its own way";
     const bool on_stick = dim == operand.stick;
     const int64_t wanted = operand.strides[dim];
     int64_t got = 0;
     if (!ways[a].lanes) {
       if (on_stick)
-        return who + " must lie on the stick, but moves " + std::to_string(move * ways[a].stride) +
+        return who() + " must lie on the stick, but moves " + std::to_string(move * ways[a].stride) +
                " bytes a step";
       got = move * ways[a].stride;
     } else if (move % eps == 0) {
-      if (on_stick) return who + " must lie on the stick, but moves by whole sticks";
+      if (on_stick) return who() + " must lie on the stick, but moves by whole sticks";
       got = move / eps * ways[a].stride;
       sticks_moved[a] = true;
     } else if (move == 1) {
-      if (!on_stick) return who + " lies on the stick of its storage and must not";
-      if (lanes_moved[a]) return who + " shares its stick with another dim";
+      if (!on_stick) return who() + " lies on the stick of its storage and must not";
+      if (lanes_moved[a]) return who() + " shares its stick with another dim";
       lanes_moved[a] = true;
       lane_count[a] = size;
       got = size > eps ? ways[a].stride : wanted;  // inside one stick the stride says nothing
     } else {
-      return who + " takes every " + std::to_string(move) + "th element of a stick";
+      return who() + " takes every " + std::to_string(move) + "th element of a stick";
     }
     if (got != wanted)
-      return who + " moves " + std::to_string(got) + " bytes a " + (on_stick ? "stick" : "step") +
+      return who() + " moves " + std::to_string(got) + " bytes a " + (on_stick ? "stick" : "step") +
              ", not " + std::to_string(wanted);
   }
   for (size_t a = 0; written && a < axes.size(); ++a) {

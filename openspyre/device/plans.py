@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from openspyre import _C
+from openspyre.device import registration
 from openspyre.device.devices import Device, device_index
 
 if TYPE_CHECKING:
@@ -103,9 +104,7 @@ def launch(
     Faults of the card while it runs stick to the stream (torch.spyre.StreamFailure).
     """
     if allow_tiled_launch is None:
-        from openspyre.device.registration import configuration
-
-        allow_tiled_launch = configuration().allow_tiled_launch
+        allow_tiled_launch = registration.configuration().allow_tiled_launch
     if recorder is not None:
         recorder.launch(plan, tensors, stream, symbols, allow_tiled_launch)
     else:
