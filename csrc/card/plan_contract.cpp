@@ -237,8 +237,8 @@ std::string match_layout(const OperandLayout& operand, const TensorView& view, b
     int64_t got = 0;
     if (!ways[a].lanes) {
       if (on_stick)
-        return who() + " must lie on the stick, but moves " + std::to_string(move * ways[a].stride) +
-               " bytes a step";
+        return who() + " must lie on the stick, but moves " +
+               std::to_string(move * ways[a].stride) + " bytes a step";
       got = move * ways[a].stride;
     } else if (move % eps == 0) {
       if (on_stick) return who() + " must lie on the stick, but moves by whole sticks";

@@ -12,6 +12,7 @@ Reads the Program only: never touches data, imports no torch.
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -39,6 +40,7 @@ from openspyre.timing.timeline import Server, Span, Timeline
 
 Task: TypeAlias = Load | Store | Ring | Compute
 
+NEVER = sys.maxsize
 MAX_TASKS = 5_000_000
 """Tasks gone through before a program is refused as endless."""
 
@@ -67,6 +69,7 @@ class Queue:
     in_flight: deque[int] = field(default_factory=deque)  # ends of transfers under way
     pending: Task | None = None  # the task it stands at
     done: bool = False
+    changed: bool = True  # since it was last looked at: itself, or its group's tokens and streams
 
 
 @dataclass
@@ -74,6 +77,7 @@ class Group:
     """What a class of cores owns."""
 
     cores: CoreClass
+    queues: list[Queue] = field(default_factory=list)
     lx_free: int = 0
     streams: dict[str, int] = field(default_factory=dict)
     tokens: dict[tuple[str, int], deque[list[int]]] = field(default_factory=dict)  # [time, count]
@@ -108,7 +112,9 @@ class Engine:
                 body = program.queues.get(unit, ())
                 if body:
                     values = dict(self.instance.core_values[cls.leader])
-                    self.queues.append(Queue(number, unit, values, [Frame(body, None, 1)]))
+                    queue = Queue(number, unit, values, [Frame(body, None, 1)])
+                    self.queues.append(queue)
+                    self.groups[number].queues.append(queue)
         for group in self.groups:
             for token in program.tokens:
                 for index in range(token.count):
@@ -137,22 +143,33 @@ class Engine:
 
     def run(self) -> Timeline:
         """Raises ProgramError for waits that nothing ends and for more than MAX_TASKS tasks."""
+        ready = [NEVER] * len(self.queues)  # when each queue's next task may start
         while True:
             before, skipped = self.tasks, self.skipped
-            best: tuple[int, Queue] | None = None
-            for queue in self.queues:
-                ready = None if queue.done else self._advance(queue)
-                if ready is not None and (best is None or ready < best[0]):
-                    best = (ready, queue)
-            if self.skipped != skipped:
-                continue  # all times have moved on: what was found before that is stale
-            if best is not None:
-                self._execute(*best)
+            for number, queue in enumerate(self.queues):
+                if queue.changed:
+                    queue.changed = False
+                    at = None if queue.done else self._advance(queue)
+                    ready[number] = NEVER if at is None else at
+            if self.skipped != skipped:  # all times have moved on: what was found before is stale
+                for queue in self.queues:
+                    queue.changed = True
+                continue
+            first = min(ready, default=NEVER)
+            if first != NEVER:
+                queue = self.queues[ready.index(first)]
+                self._execute(first, queue)
+                self._touch(queue.group)
             elif all(queue.done for queue in self.queues):
                 break
             elif self.tasks == before:  # not even a signal was given in this round
                 raise self._deadlock()
         return self._timeline()
+
+    def _touch(self, group: int) -> None:
+        """What the queues of a group wait for may have come."""
+        for queue in self.groups[group].queues:
+            queue.changed = True
 
     def _advance(self, queue: Queue) -> int | None:
         """Takes a queue to its next task and returns when that may start; None while it waits."""
@@ -247,6 +264,7 @@ class Engine:
             group = self.group_of[core]
         units = self._tokens(group, item.token, compiled(item.index)(queue.values))
         units.append([max(queue.ended, queue.clock), compiled(item.count)(queue.values)])
+        self._touch(group)
 
     # --- tasks
 

@@ -4,7 +4,8 @@
 // one processor can be linked in for another. The includer defines, for vectors Vec of kLanes
 // floats: load, store, splat, fused (a * b + c, rounded once, where it may), separate (a * b
 // rounded, then + c), canonical (NaN to the one NaN), add_integers, and
-//   decode_group<format, exact>(src, dst, merged_is_nan, seen)   kGroup<format, exact> elements of a
+//   decode_group<format, exact>(src, dst, merged_is_nan, seen)   kGroup<format, exact> elements of
+//   a
 //                                                          stick, 16 or 32, to as many floats
 // where, unless `exact`, DLFloat16's merged code is only noted in `seen`. kRows x kPanelWidth is
 // the block of the output that is kept in registers.
