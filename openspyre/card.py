@@ -170,12 +170,18 @@ class CardSpec:
     def table(self) -> str:
         """The card as text, one line a figure with unit, tag and source."""
         lines = [f"card {self.name} (modelled)"]
-        for item in fields(self):
-            if item.name != "name":
-                meta = item.metadata
-                value = f"{getattr(self, item.name):,} {meta['unit']}".rstrip()
-                lines.append(f"  {item.name:<25}{value:<24}{meta['tag']}  {meta['source']}")
+        for row in self.figures():
+            value = f"{row['value']:,} {row['unit']}".rstrip()
+            lines.append(f"  {row['name']:<25}{value:<24}{row['tag']}  {row['source']}")
         return "\n".join(lines)
+
+    def figures(self) -> list[dict[str, Any]]:
+        """Name, value, unit, tag and source of every figure."""
+        return [
+            {"name": item.name, "value": getattr(self, item.name), **item.metadata}
+            for item in fields(self)
+            if item.name != "name"
+        ]
 
 
 def _parse_value(key: str, kind: Any, value: str) -> float | int:

@@ -11,6 +11,7 @@ import click
 
 import openspyre
 from openspyre.cli.cache import cache
+from openspyre.cli.doctor import doctor, info
 from openspyre.cli.explain import explain
 from openspyre.cli.program import program
 from openspyre.cli.replay import replay
@@ -26,3 +27,5 @@ main.add_command(program)
 main.add_command(cache)
 main.add_command(explain)
 main.add_command(replay)
+main.add_command(doctor)
+main.add_command(info)
