@@ -15,6 +15,7 @@ from openspyre.cli.doctor import doctor, info
 from openspyre.cli.explain import explain
 from openspyre.cli.program import program
 from openspyre.cli.replay import replay
+from openspyre.cli.top import top
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -29,3 +30,4 @@ main.add_command(explain)
 main.add_command(replay)
 main.add_command(doctor)
 main.add_command(info)
+main.add_command(top)
