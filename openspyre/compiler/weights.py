@@ -14,13 +14,37 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from openspyre.compiler.graph import Affine, Graph, OpKind, Role, Tensor
 
-_relaid: set[int] = set()
-_tables: set[int] = set()
-"""Storages that were relaid once; storages that are read by rows. By identity: a storage that was
-freed may leave its number to another one, which then keeps its layout."""
+
+class Storages:
+    """A set of storages that keeps none of them alive. A weak reference keeps a dead storage's
+    identity from being given to another one."""
+
+    def __init__(self) -> None:
+        self._refs: dict[int, StorageWeakRef] = {}
+        self._enough = 256  # entries after which the dead are taken out
+
+    def __contains__(self, tensor: torch.Tensor) -> bool:
+        return tensor.untyped_storage()._cdata in self._refs
+
+    def add(self, tensor: torch.Tensor) -> None:
+        """Adds the storage of `tensor`."""
+        storage = tensor.untyped_storage()
+        self._refs[storage._cdata] = StorageWeakRef(storage)
+        if len(self._refs) > self._enough:
+            self._refs = {k: ref for k, ref in self._refs.items() if not ref.expired()}
+            self._enough = max(256, 2 * len(self._refs))
+
+    def __len__(self) -> int:
+        return len(self._refs)
+
+
+_relaid = Storages()
+_tables = Storages()
+"""Storages that were relaid once; storages that are read by rows."""
 
 
 def relay(graph: Graph, tensors: Mapping[str, torch.Tensor]) -> bool:
@@ -52,10 +76,9 @@ def _keep_rows(tensor: torch.Tensor) -> bool:
     from openspyre.device.layouts import layout_of, relayout_
     from openspyre.layout import SpyreTensorLayout
 
-    key = _storage(tensor)
-    _tables.add(key)
+    _tables.add(tensor)
     layout = layout_of(tensor)
-    if key not in _relaid or layout.is_default or len(layout.host_size) != 2:
+    if tensor not in _relaid or layout.is_default or len(layout.host_size) != 2:
         return False
     relayout_(tensor, SpyreTensorLayout.with_order(layout.host_size, (0, 1), layout.format))
     return layout_of(tensor) != layout
@@ -74,17 +97,12 @@ def _relay(tensor: torch.Tensor) -> bool:
     from openspyre.device.layouts import layout_of, relayout_
     from openspyre.layout import SpyreTensorLayout
 
-    key = _storage(tensor)
     layout = layout_of(tensor)
     whole = tensor.numel() == layout.numel
-    if key in _relaid or key in _tables or not whole or len(layout.host_size) != 2:
+    if tensor in _relaid or tensor in _tables or not whole or len(layout.host_size) != 2:
         return False
     if not layout.is_default or min(layout.host_size) < 2:
         return False
-    _relaid.add(key)
+    _relaid.add(tensor)
     relayout_(tensor, SpyreTensorLayout.with_order(layout.host_size, (1, 0), layout.format))
     return True
-
-
-def _storage(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage()._cdata
