@@ -66,8 +66,8 @@ OPENSPYRE_STEP __m256i dl16_bits(__m256i codes, bool merged_is_nan) {
 }
 
 // Sixteen DLFloat16 codes -> values, the merged code as an ordinary number, in the order that
-// unpacking gives: within each eight the first four in `low`, the others in `high`. Two thirds of
-// the work of dl16_bits, as the fields move in 16-bit lanes.
+// unpacking gives: within each eight the first four in `low`, the others in `high`. Eight
+// instructions for twelve of dl16_bits, as the fields move in 16-bit lanes.
 OPENSPYRE_STEP void dl16_pair(const std::byte* src, Vec& seen, Vec& low, Vec& high) {
   const __m256i codes = load32(src);
   const __m256i mags = _mm256_and_si256(codes, _mm256_set1_epi16(0x7FFF));

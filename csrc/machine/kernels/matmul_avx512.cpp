@@ -81,8 +81,8 @@ OPENSPYRE_STEP Vec fp8_values(__m128i bytes) {
 }
 
 // Thirty-two DLFloat16 codes -> values, the merged code as an ordinary number, in the order that
-// unpacking gives: within each eight the first four in `low`, the others in `high`. Half the work
-// of dl16_values, as the fields move in 16-bit lanes.
+// unpacking gives: within each eight the first four in `low`, the others in `high`. Seven
+// instructions for ten of dl16_values, as the fields move in 16-bit lanes.
 OPENSPYRE_STEP void dl16_pair(const std::byte* src, Vec& seen, Vec& low, Vec& high) {
   const __m512i codes = _mm512_loadu_si512(src);
   const __mmask32 nonzero = _mm512_test_epi16_mask(codes, _mm512_set1_epi16(0x7FFF));

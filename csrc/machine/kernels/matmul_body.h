@@ -4,9 +4,8 @@
 // one processor can be linked in for another. The includer defines, for vectors Vec of kLanes
 // floats: load, store, splat, fused (a * b + c, rounded once, where it may), separate (a * b
 // rounded, then + c), canonical (NaN to the one NaN), add_integers, and
-//   decode_group<format, exact>(src, dst, merged_is_nan, seen)   kGroup<format, exact> elements of
-//   a
-//                                                          stick, 16 or 32, to as many floats
+//   decode_group<format, exact>(src, dst, merged_is_nan, seen)
+//       kGroup<format, exact> elements of a stick, 16 or 32, to as many floats
 // where, unless `exact`, DLFloat16's merged code is only noted in `seen`. kRows x kPanelWidth is
 // the block of the output that is kept in registers.
 //
@@ -162,7 +161,7 @@ static void micro(const float* a, const float* b, int64_t depth, std::byte* out,
       sum[r][j] = ends.start || ends.integers ? splat(0.0f) : load(at);
     }
   }
-  // The loop is as long as its instructions are many when another thread shares the processor.
+  // Two steps a turn: fewer instructions, which is what counts where a neighbour shares the core.
 #pragma GCC unroll 2
   for (int64_t k = 0; k < depth; ++k) {
     Vec column[vectors];

@@ -12,8 +12,9 @@
 // scratch memory.
 
 constexpr int64_t kFewRows = 8;
-// Rows of b that are fetched ahead where one pass reads it: 6 KiB, long enough for any memory's
-// latency and short enough for the first cache (256 rows into the second were 5 % slower).
+// Rows of b that are fetched ahead, into the first cache, where one pass reads it: 6 KiB of a
+// format of 16 bits. (One row times 4096x4096: 4.4 ms; 256 rows ahead into the second cache: 4.7
+// ms.)
 constexpr int64_t kNear = 48;
 
 // Vectors of the output's columns that are summed at a time, a power of two: the more rows, the
