@@ -57,7 +57,7 @@ $(1)/.stamp-openspyre: $(1)/.stamp-dev $(NATIVE) openspyre/__init__.py
 	@echo "Building the extension: some minutes the first time, seconds after a change ..."
 	@(while sleep 30; do echo "  ... $$$$(find build/$(patsubst .%,%,$(1)) -newer $(1)/.building -name '*.o' 2>/dev/null | wc -l) of at most $(words $(CXX_SOURCES)) files compiled"; done) & ticker=$$$$!; \
 	PATH="$(CURDIR)/$(1)/bin:$$$$PATH" $(1)/bin/pip install -q $(PIP_ARGS) --no-build-isolation --no-deps -e . \
-	  -C build-dir=build/$(patsubst .%,%,$(1)); done=$$$$?; kill $$$$ticker; exit $$$$done
+	  --config-settings=build-dir=build/$(patsubst .%,%,$(1)); done=$$$$?; kill $$$$ticker; exit $$$$done
 	@mv $(1)/.building $$@
 endef
 $(eval $(call environment,$(VENV),$(TORCH)))
