@@ -323,8 +323,9 @@ _ROWS: tuple[Variable, ...] = (
         name="OPENSPYRE_ISA",
         default="auto",
         values="auto, portable, avx2, avx512",
-        meaning="Instruction set of the conversions; auto takes the processor's best.",
-        read_by="openspyre/device, csrc/machine formats",
+        meaning="Instruction set of the machine's kernels and of the conversions; auto takes the "
+        "processor's best. No result depends on it.",
+        read_by="openspyre/device, csrc/machine",
         parse=_names("auto", "portable", "avx2", "avx512"),
     ),
     Variable(

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 
@@ -42,6 +46,7 @@ def test_doctor_names_every_malformed_and_misspelt_variable_with_its_way_out() -
     assert "did you mean OPENSPYRE_CARD" in find(findings, "variable", "CARDZ").text
     assert "whole number" in find(findings, "variable", "HANDLES").text
     assert all(f.advice for f in findings)
+    assert "rename" in find(findings, "variable", "CARDZ").advice
 
 
 def test_doctor_tells_of_settings_that_surprise() -> None:
@@ -98,13 +103,67 @@ def test_little_host_memory_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert find(doctor.examine({}), "host memory").state == "note"
 
 
+def a_file(tmp_path: Path) -> Path:
+    path = tmp_path / "file"
+    path.touch()
+    return path
+
+
+@pytest.mark.parametrize("where", [a_file, lambda _: Path("/proc/none")])
 def test_a_cache_that_cannot_be_written_is_told(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, where: Callable[[Path], Path]
 ) -> None:
     monkeypatch.setenv("OPENSPYRE_CACHE_DIR", str(tmp_path / "below" / "it"))
     assert find(doctor.examine({}), "cache").state == "good"
-    monkeypatch.setattr("os.access", lambda *_: False)
-    assert "OPENSPYRE_CACHE_DIR" in find(doctor.examine({}), "cache").advice
+    assert not (tmp_path / "below").exists(), "looking leaves nothing behind"
+    monkeypatch.setenv("OPENSPYRE_CACHE_DIR", str(where(tmp_path)))
+    found = find(doctor.examine({}), "cache")
+    assert found.state == "note" and "OPENSPYRE_CACHE_DIR" in found.advice
+
+
+def test_a_statistics_directory_that_is_not_there_is_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("OPENSPYRE_STATS_DIR", str(tmp_path))
+    assert find(doctor.examine({}), "statistics").state == "good"
+    monkeypatch.setenv("OPENSPYRE_STATS_DIR", str(tmp_path / "none"))
+    found = find(doctor.examine({}), "statistics")
+    assert found.state == "note" and "no such directory" in found.text
+
+
+def test_each_variable_is_told_once() -> None:
+    for environ in ({"FLEX_DEVICE": "XX"}, {"SPYRE_DEVICES": ""}, {"OPENSPYRE_HANDLES": "none"}):
+        (name,) = environ
+        assert len([f for f in doctor.examine(environ) if name in f.text]) == 1, environ
+
+
+def doctor_ends_with(**environ: str) -> str:
+    """The last line of a doctor in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-m", "openspyre.cli", "doctor"],
+        env={**os.environ, **environ},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout.splitlines()[-1]
+
+
+def test_the_last_line_tells_what_does_not_work_as_one_thinks() -> None:
+    assert "register()" in doctor_ends_with(TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+    assert "computes nothing" in doctor_ends_with(OPENSPYRE_EXECUTE="off")
+
+
+def test_info_lists_the_devices_without_autoload() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "openspyre.cli", "info"],
+        env={**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.startswith("spyre:0: ")
 
 
 def test_doctor_json_has_every_finding_and_exit_code_1_for_a_bad_one(
@@ -127,7 +186,7 @@ def test_info_shows_the_devices_and_each_figure_with_its_source() -> None:
     assert figures["cores"]["value"] == CardSpec().cores
     assert all(row["tag"] in "PUMDE" and row["source"] for row in figures.values())
     text = openspyre("info").output
-    assert "Physical Function of card 0" in text and "lx_bytes" in text and "modelled" in text
+    assert "a Physical Function" in text and "lx_bytes" in text and "modelled" in text
 
 
 def test_info_refuses_a_malformed_environment(monkeypatch: pytest.MonkeyPatch) -> None:

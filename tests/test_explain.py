@@ -70,7 +70,10 @@ def test_source_lines_survive_the_cache(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_fallbacks_are_listed() -> None:
     found = explain(lambda x: torch.linalg.matrix_exp(x) + 1, torch.eye(4, device="spyre"))
-    assert any("matrix_exp" in name for name, *_ in found.fallbacks)
+    (row,) = found.fallbacks
+    assert "matrix_exp" in row.operation and row.calls == 1
+    assert row.notes and row.notes[0] in found.text(), "the reason is told"
+    assert "matrix_exp" in found.html() and "because" in found.html()
 
 
 def test_the_commands(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -36,8 +37,8 @@ def pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def top(*arguments: str) -> Result:
-    return CliRunner().invoke(main, ["top", *arguments], env={"COLUMNS": "200"})
+def top(*arguments: str, columns: int = 200) -> Result:
+    return CliRunner().invoke(main, ["top", *arguments], env={"COLUMNS": str(columns)})
 
 
 def test_rates_are_by_the_wall_and_busy_shares_by_the_virtual_clock() -> None:
@@ -98,10 +99,23 @@ def test_prometheus_text_is_well_formed_and_complete(pages: Path) -> None:
     assert found["openspyre_engine_busy_ns_total", "0", "H2D"] == 500
 
 
-def test_the_table_shows_each_device_once(pages: Path) -> None:
-    result = top("--once", "--interval", "0.1")
+@pytest.mark.parametrize("columns", [60, 80, 200])
+def test_the_table_shows_each_device_once_and_cuts_no_number_short(
+    pages: Path, columns: int
+) -> None:
+    many = [112 << 30, 100 << 30, 1023 << 20, *WORDS[3:]]
+    write(pages, os.getpid(), page_bytes(os.getpid(), devices=[WORDS, many]))
+    result = top("--once", "--interval", "0.1", columns=columns)
     assert result.exit_code == 0
-    assert "spyre:0" in result.output and "spyre:1" in result.output and "123 B" in result.output
+    table, _, _ = result.output.partition("1 process ")
+    lines = [line.split() for line in table.splitlines() if "spyre:" in line]
+    assert [line[:6] for line in lines] == [
+        [str(os.getpid()), "spyre:0", "400", "B", "600", "B"],
+        [str(os.getpid()), "spyre:1", "1023.0", "MiB", "100.0", "GiB"],
+    ]
+    assert "…" not in table
+    assert all(len(line) <= columns for line in table.splitlines())
+    assert ("of" in table.split()) == (columns == 200)
 
 
 def test_pid_leaves_out_the_others(pages: Path) -> None:
@@ -121,6 +135,62 @@ def test_pages_that_are_off_cannot_be_shown(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("OPENSPYRE_STATS_DIR", "off")
     result = top("--json")
     assert result.exit_code == 2 and "OPENSPYRE_STATS_DIR" in result.output
+
+
+def test_a_directory_that_is_not_there_cannot_be_shown(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("OPENSPYRE_STATS_DIR", str(tmp_path / "none"))
+    result = top("--once")
+    assert result.exit_code == 2 and "no directory" in result.output
+
+
+def test_a_process_without_a_page_is_a_no(pages: Path) -> None:
+    result = top("--json", "--pid", str(2**22 + 1))
+    assert result.exit_code == 1 and "no statistics page" in result.output
+
+
+def test_two_formats_at_once_are_refused(pages: Path) -> None:
+    result = top("--json", "--csv")
+    assert result.exit_code == 2 and "exclude each other" in result.output
+
+
+def run(command: str) -> subprocess.CompletedProcess[str]:
+    """A shell command in which `$top` is the command."""
+    top = f"{sys.executable} -m openspyre.cli top"
+    return subprocess.run(
+        ["bash", "-c", f"set -o pipefail; {command.replace('$top', top)}"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+
+
+@pytest.mark.parametrize("arguments", ["--prometheus", "--interval 0.1"])
+def test_a_reader_that_leaves_ends_it_quietly(pages: Path, arguments: str) -> None:
+    done = run(f"$top {arguments} | head -n 0")
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_a_full_disk_is_one_line_and_exit_code_2(pages: Path) -> None:
+    done = run("$top --json > /dev/full")
+    assert done.returncode == 2
+    assert done.stderr.startswith("Error: ") and done.stderr.count("\n") == 1
+
+
+def test_an_interrupt_ends_it_and_leaves_whole_lines(pages: Path) -> None:
+    command = [sys.executable, "-m", "openspyre.cli", "top", "--interval", "0.1"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        while "spyre:1" not in process.stdout.readline():  # it has begun
+            assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        rest, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (0, "")
+    assert not rest or rest.endswith("\n")
 
 
 def test_it_imports_no_torch(pages: Path) -> None:

@@ -5,9 +5,12 @@ Imports no torch.
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -20,6 +23,11 @@ from openspyre.program.text import from_text
 from openspyre.runtime.spyrecode import SpyreCode, read_spyrecode
 
 NO, FAILED = 1, 2  # exit codes
+CLOSED_PIPE = 128 + 13  # as a shell tells of a process that SIGPIPE ended
+EXIT_CODES = (
+    "Exit codes: 0 done; 1 the answer is no (a problem found, a mismatch); 2 it could not be done "
+    "(a bad argument, an unreadable directory, a failed launch); 141 nobody reads the output."
+)
 
 JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 SYMBOLS = click.option(
@@ -36,6 +44,27 @@ class Failed(click.ClickException):
     """Could not be done: exit code 2."""
 
     exit_code = FAILED
+
+
+class Group(click.Group):
+    """A group whose commands end with one line, not a traceback, when their output cannot be
+    written, and with CLOSED_PIPE when its reader has gone (click would exit with 1, which says
+    no here)."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            result = super().invoke(ctx)
+            sys.stdout.flush()
+        except OSError as error:
+            if error.filename is not None:  # not the output: a command's or a script's own file
+                raise
+            # What is left in the buffer must not be tried again when the interpreter ends.
+            with suppress(OSError, ValueError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            if error.errno == errno.EPIPE:
+                raise click.exceptions.Exit(CLOSED_PIPE) from None
+            raise Failed(str(error)) from error
+        return result
 
 
 @contextmanager

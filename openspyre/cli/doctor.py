@@ -16,8 +16,11 @@ MARKS = {"good": ("ok", "green"), "note": ("note", "yellow"), "bad": ("BAD", "re
 @click.command()
 @JSON
 def doctor(as_json: bool) -> None:
-    """Looks at Python, torch, the extension, the environment, the devices, the cache and optional
-    packages, and computes one addition on spyre:0. Exit code 1 if something is bad."""
+    """Tell whether spyre works here.
+
+    Looks at Python, torch, the extension, the environment, the devices, the cache and optional
+    packages, and computes one addition on spyre:0. Exit code 1 if something is bad.
+    """
     from openspyre.observe.doctor import examine
 
     findings = examine()
@@ -32,7 +35,9 @@ def doctor(as_json: bool) -> None:
             )
             if finding.advice:
                 click.echo(f"{'':<18}  -> {finding.advice}")
-        click.echo(f"{len(bad)} bad" if bad else "spyre works here")
+        limits = [f.limit for f in findings if f.limit]
+        good = f"spyre works here, but {'; '.join(limits)}" if limits else "spyre works here"
+        click.echo(f"{len(bad)} bad" if bad else good)
     if bad:
         raise click.exceptions.Exit(NO)
 
@@ -40,8 +45,11 @@ def doctor(as_json: bool) -> None:
 @click.command()
 @JSON
 def info(as_json: bool) -> None:
-    """The devices of this process and the modelled card, each figure with its source. Exit code 2
-    for an environment variable that is malformed."""
+    """Show the devices and the modelled card.
+
+    The devices of this process, and each figure of the card with its source. Exit code 2 for an
+    environment variable that is malformed.
+    """
     from openspyre.observe import doctor as facts
 
     with failures():
@@ -58,10 +66,10 @@ def info(as_json: bool) -> None:
         return
     for device in devices:
         virtual = device["virtual_function"]
-        function = "Physical Function" if virtual < 0 else f"Virtual Function {virtual}"
+        function = "Physical Function" if virtual < 0 else "Virtual Function"
         handles = device["region_handles"] or "any number of"
         click.echo(
-            f"{device['device']}: {device['name']}, {function} of card {device['card']}\n"
+            f"{device['device']}: {device['name']}, a {function}\n"
             f"  {device['total_memory'] / 2**30:.1f} GiB, {handles} regions of at most "
             f"{device['max_region_bytes'] / 2**30:.0f} GiB, "
             f"{device['multi_processor_count']} cores, "

@@ -17,9 +17,11 @@ from openspyre.cli.common import Failed
 @click.option("--json", "as_json", is_flag=True, help="The figures as JSON on standard output.")
 @click.option("--html", "page", type=click.Path(dir_okay=False), help="Also write one HTML page.")
 def explain(script: str, arguments: tuple[str, ...], as_json: bool, page: str | None) -> None:
-    """Runs SCRIPT and shows what torch.compile made of it on spyre: kernels with the lines they
-    come from, layouts, splits over the cores, bytes, modelled times and what bounds them, and what
-    the CPU computed."""
+    """Show what torch.compile makes of SCRIPT.
+
+    Runs SCRIPT and shows its kernels with the source lines they come from, layouts, splits over
+    the cores, bytes, modelled times and what bounds them, and what the CPU computed.
+    """
     import torch  # noqa: F401  loads the device
 
     from openspyre.observe.explain import collect

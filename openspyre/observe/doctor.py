@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import sys
+import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from importlib import import_module, metadata
+from pathlib import Path
 from typing import Any, Literal
 
 import openspyre
@@ -33,12 +36,14 @@ OPTIONAL = {
 @dataclass(frozen=True)
 class Finding:
     """One thing that was looked at. `bad`: spyre does not work, or not as asked; `note`: it works,
-    and this may surprise. `advice`: the way out, where there is one."""
+    and this may surprise. `advice`: the way out, where there is one. `limit`: what one must know
+    besides "spyre works here", in a few words."""
 
     what: str
     state: State
     text: str
     advice: str = ""
+    limit: str = ""
 
 
 def examine(environ: Mapping[str, str] | None = None) -> list[Finding]:
@@ -49,7 +54,7 @@ def examine(environ: Mapping[str, str] | None = None) -> list[Finding]:
     findings.append(_processor())
     findings.append(_host_memory())
     if all(f.state != "bad" for f in findings):
-        for check in (_device, _arithmetic, _cache):
+        for check in (_device, _arithmetic, _cache, _statistics):
             findings.append(_guarded(check))
     findings += _packages()
     return findings
@@ -103,22 +108,27 @@ def _variables(environ: Mapping[str, str]) -> list[Finding]:
     given = [
         name for name in env.VARIABLES if environ.get(name) or (name in environ and name in LISTS)
     ]
+    errors = env.configuration(environ).error.splitlines()
     for name in given:
-        try:
-            surprise = SURPRISES.get((name, env.read(name, environ)))
-        except ValueError:
-            continue  # the configuration tells it below
+        if any(re.search(rf"\b{name}\b", line) for line in errors):
+            continue  # told below
+        value = env.read(name, environ)
+        surprise = SURPRISES.get((name, value))
         text = surprise or env.VARIABLES[name].meaning
         state: State = "note" if surprise else "good"
-        findings.append(Finding("variable", state, f"{name}={environ[name]}: {text}"))
-    for line in env.configuration(environ).error.splitlines():
-        findings.append(Finding("variable", "bad", line, "docs/environment.md has the table"))
+        limit = LIMITS.get((name, value), "")
+        findings.append(Finding("variable", state, f"{name}={environ[name]}: {text}", "", limit))
+    for line in errors:
+        misspelt = "did you mean" in line
+        advice = "rename or unset it" if misspelt else "docs/environment.md has the table"
+        findings.append(Finding("variable", "bad", line, advice))
     if environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD") == "0":
         findings.append(
             Finding(
                 "variable", "note",
                 "TORCH_DEVICE_BACKEND_AUTOLOAD=0: `import torch` does not bring the device",
                 "call openspyre.register(), or unset it",
+                "only after openspyre.register()",
             )
         )  # fmt: skip
     if not given:
@@ -136,6 +146,11 @@ SURPRISES: Mapping[tuple[str, Any], str] = {
     ("OPENSPYRE_ISA", "portable"): "no vector instructions are used",
 }
 """By variable and parsed value: what a setting does that one may have forgotten."""
+LIMITS: Mapping[tuple[str, Any], str] = {
+    ("OPENSPYRE_EXECUTE", False): "only its clock: OPENSPYRE_EXECUTE=off computes nothing",
+    ("OPENSPYRE_EAGER", "fallback"): "eager operations are the CPU's: OPENSPYRE_EAGER=fallback",
+}
+"""Of SURPRISES, those after which "spyre works here" alone would mislead."""
 LISTS = ("OPENSPYRE_DEVICES", "SPYRE_DEVICES")
 """The variables whose empty value says something: no device."""
 
@@ -215,18 +230,43 @@ def _cache() -> Finding:
     root = cache.root_directory()
     if root is None:
         return Finding("cache", "note", "off: each process compiles again")
-    near = root
-    while not near.exists() and near != near.parent:
-        near = near.parent
-    if not os.access(near, os.W_OK):
+    refused = _refuses_files(root)
+    if refused:
         return Finding(
-            "cache", "note", f"{root} cannot be written: each process compiles again",
+            "cache", "note", f"{root} cannot be written ({refused}): each process compiles again",
             "set OPENSPYRE_CACHE_DIR to a directory that can",
         )  # fmt: skip
     rows = cache.ls()
     return Finding(
         "cache", "good", f"{root}: {len(rows)} programs, {sum(r.bytes for r in rows):,} B"
     )
+
+
+def _statistics() -> Finding:
+    directory: str = env.read("OPENSPYRE_STATS_DIR", os.environ)
+    if not directory:
+        return Finding("statistics", "note", "off: `openspyre top` does not see this process")
+    refused = "no such directory" if not Path(directory).exists() else _refuses_files(directory)
+    if refused:
+        return Finding(
+            "statistics", "note",
+            f"{directory} cannot be written ({refused}): `openspyre top` does not see this process",
+            "set OPENSPYRE_STATS_DIR to a directory that can",
+        )  # fmt: skip
+    return Finding("statistics", "good", f"{directory}, for `openspyre top`")
+
+
+def _refuses_files(directory: str | os.PathLike[str]) -> str:
+    """Why no file can be made below `directory`, which may itself be still to be made; "" if one
+    can. Tried, since permissions do not tell: root has all of them, and /proc takes no file."""
+    near = Path(directory).absolute()
+    while not near.exists() and near != near.parent:
+        near = near.parent
+    try:
+        with tempfile.TemporaryDirectory(dir=near):
+            return ""
+    except OSError as error:
+        return error.strerror or str(error)
 
 
 def _packages() -> list[Finding]:
@@ -245,7 +285,7 @@ def _packages() -> list[Finding]:
 def devices() -> list[dict[str, Any]]:
     """The properties of each device, as the process sees it. Starts no card. Raises ValueError
     for a variable that is malformed."""
-    import torch  # noqa: F401  loads the extension
+    openspyre.register()  # with TORCH_DEVICE_BACKEND_AUTOLOAD=0 torch's import does not
 
     from openspyre.device.devices import device_count, get_device_properties
 

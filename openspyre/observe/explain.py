@@ -11,7 +11,7 @@ import html
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from openspyre.program.model import Program
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from openspyre.compiler.compile import CopyStep, ProgramStep
     from openspyre.compiler.runner import Planned
+    from openspyre.ops.fallback import FallbackRow
 
 UNITS = ("dram", "pt", "sfu", "ring", "lx", "load", "store")
 
@@ -64,6 +65,11 @@ class KernelFacts:
             marks.append(" " + ("".join(digits) or "0").rjust(2))
         return "\n".join("".join(marks[i : i + 8]) for i in range(0, total, 8))
 
+    def cores_legend(self) -> str:
+        """What the digits of `cores_picture` count."""
+        labels = ", ".join(f"part of {name}" for name in self.splits)
+        return f"each core's {labels} (core 0 first, '..' idle):" if labels else ""
+
 
 @dataclass(frozen=True)
 class CopyFacts:
@@ -89,11 +95,10 @@ class RegionFacts:
 
 @dataclass
 class Explanation:
-    """All regions that ran, and the operations that fell back to the CPU: (operation, calls, bytes
-    to the host, bytes to the device)."""
+    """All regions that ran, and the operations that fell back to the CPU, with the reasons."""
 
     regions: list[RegionFacts] = field(default_factory=list)
-    fallbacks: list[tuple[str, int, int, int]] = field(default_factory=list)
+    fallbacks: list[FallbackRow] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
         """As plain data. Every time in it is modelled."""
@@ -119,8 +124,8 @@ class Explanation:
         if self.fallbacks:
             lines.append("computed by the CPU:")
             lines += [
-                f"  {name}: {calls} calls, {out:,} B to the host, {back:,} B back"
-                for name, calls, out, back in self.fallbacks
+                "  " + "\n    because ".join((_fallback_text(row), *row.notes))
+                for row in self.fallbacks
             ]
         else:
             lines.append("nothing was computed by the CPU")
@@ -146,8 +151,8 @@ class Explanation:
             rows += [_kernel_html(kernel, longest) for kernel in region.kernels]
             rows.append("</table>")
         fallbacks = "".join(
-            f"<li>{html.escape(name)}: {calls} calls, {out:,} bytes to the host, {back:,} back"
-            for name, calls, out, back in self.fallbacks
+            "<li>" + "<br>because ".join(map(html.escape, (_fallback_text(row), *row.notes)))
+            for row in self.fallbacks
         )
         rows.append(f"<h2>Computed by the CPU</h2><ul>{fallbacks or '<li>nothing'}</ul>")
         return _PAGE.replace("@BODY@", "\n".join(rows))
@@ -163,6 +168,13 @@ background:#8882}.lx span{background:#10b981;border-right:1px solid #fff8}small{
 (docs/timing.md), none is measured.</small></p>
 @BODY@
 """
+
+
+def _fallback_text(row: FallbackRow) -> str:
+    return (
+        f"{row.operation}: {row.calls} calls, {row.bytes_to_host:,} B to the host, "
+        f"{row.bytes_to_device:,} B back"
+    )
 
 
 def _kernel_text(number: int, kernel: KernelFacts | CopyFacts) -> list[str]:
@@ -185,6 +197,7 @@ def _kernel_text(number: int, kernel: KernelFacts | CopyFacts) -> list[str]:
     lines += [f"     at {argument}" for argument in kernel.arguments]
     lines += [f"     from {source}" for source in kernel.sources]
     if kernel.splits:
+        lines.append(f"     {kernel.cores_legend()}")
         lines += ["     " + row for row in kernel.cores_picture().splitlines()]
     return lines
 
@@ -211,7 +224,7 @@ def _kernel_html(kernel: KernelFacts | CopyFacts, longest: float) -> str:
         f"{arguments}<td>{kernel.modelled_ns / 1000:,.2f} &micro;s<div class=bar"
         f' style="width:{width:.1f}%"></div><td>{kernel.bound_by}<br>{busy}'
         f"<td>{kernel.bytes_read:,}<br>{kernel.bytes_written:,}<td>{kernel.cores}"
-        f"<pre>{html.escape(kernel.cores_picture())}</pre><td>{kernel.lx_bytes:,}"
+        f"<pre>{html.escape(kernel.cores_legend())}\n{html.escape(kernel.cores_picture())}</pre><td>{kernel.lx_bytes:,}"
         f"<div class=lx>{parts}</div><td><small>{source}</small></tr>"
     )
 
@@ -283,7 +296,7 @@ def _copy_facts(step: CopyStep) -> CopyFacts:
 def collect() -> Iterator[Explanation]:
     """Watches the compiled regions that run inside; the Explanation is filled at the end."""
     from openspyre.compiler import runner
-    from openspyre.ops.fallback import fallback_report
+    from openspyre.ops.fallback import FallbackRow, fallback_report
 
     before = {row.operation: row for row in fallback_report().rows}
     ran: dict[int, list[Any]] = {}
@@ -299,12 +312,16 @@ def collect() -> Iterator[Explanation]:
         runner.unlisten(note)
         found.regions += [region_facts(plan, launches) for plan, launches in ran.values()]
         for row in fallback_report().rows:
-            old = before.get(row.operation)
-            calls = row.calls - (old.calls if old else 0)
-            if calls:
-                out = row.bytes_to_host - (old.bytes_to_host if old else 0)
-                back = row.bytes_to_device - (old.bytes_to_device if old else 0)
-                found.fallbacks.append((row.operation, calls, out, back))
+            old = before.get(row.operation, FallbackRow(row.operation, 0, 0, 0))
+            if row.calls > old.calls:
+                found.fallbacks.append(
+                    replace(
+                        row,
+                        calls=row.calls - old.calls,
+                        bytes_to_host=row.bytes_to_host - old.bytes_to_host,
+                        bytes_to_device=row.bytes_to_device - old.bytes_to_device,
+                    )
+                )
 
 
 def explain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanation:

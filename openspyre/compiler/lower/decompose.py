@@ -364,6 +364,8 @@ def _one(
     leaf = _leaf(op)
     found = entry(leaf)
     if found is None:
+        if full_name(op) == name:  # torch decomposes it no further
+            raise Unsupported(name, "the operation", "it has no lowering and no decomposition")
         raise Unsupported(name, "its decomposition", f"{full_name(op)} has no lowering")
     if found.draws is not None:
         raise Unsupported(name, "its decomposition", f"{full_name(op)} draws random numbers")
