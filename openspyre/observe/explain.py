@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from openspyre.compiler.compile import CopyStep, ProgramStep
     from openspyre.compiler.runner import Planned
-    from openspyre.ops.fallback import FallbackRow
+    from openspyre.ops.fallback import FallbackReport, FallbackRow
 
 UNITS = ("dram", "pt", "sfu", "ring", "lx", "load", "store")
 
@@ -296,9 +296,9 @@ def _copy_facts(step: CopyStep) -> CopyFacts:
 def collect() -> Iterator[Explanation]:
     """Watches the compiled regions that run inside; the Explanation is filled at the end."""
     from openspyre.compiler import runner
-    from openspyre.ops.fallback import FallbackRow, fallback_report
+    from openspyre.ops.fallback import fallback_report
 
-    before = {row.operation: row for row in fallback_report().rows}
+    before = fallback_report()
     ran: dict[int, list[Any]] = {}
 
     def note(plan: Planned, _: Sequence[torch.Tensor]) -> None:
@@ -311,17 +311,27 @@ def collect() -> Iterator[Explanation]:
     finally:
         runner.unlisten(note)
         found.regions += [region_facts(plan, launches) for plan, launches in ran.values()]
-        for row in fallback_report().rows:
-            old = before.get(row.operation, FallbackRow(row.operation, 0, 0, 0))
-            if row.calls > old.calls:
-                found.fallbacks.append(
-                    replace(
-                        row,
-                        calls=row.calls - old.calls,
-                        bytes_to_host=row.bytes_to_host - old.bytes_to_host,
-                        bytes_to_device=row.bytes_to_device - old.bytes_to_device,
-                    )
+        found.fallbacks += fallbacks_since(before)
+
+
+def fallbacks_since(before: FallbackReport) -> list[FallbackRow]:
+    """What fell back to the CPU after `before` was taken, most bytes first."""
+    from openspyre.ops.fallback import FallbackRow, fallback_report
+
+    old = {row.operation: row for row in before.rows}
+    found: list[FallbackRow] = []
+    for row in fallback_report().rows:
+        past = old.get(row.operation, FallbackRow(row.operation, 0, 0, 0))
+        if row.calls > past.calls:
+            found.append(
+                replace(
+                    row,
+                    calls=row.calls - past.calls,
+                    bytes_to_host=row.bytes_to_host - past.bytes_to_host,
+                    bytes_to_device=row.bytes_to_device - past.bytes_to_device,
                 )
+            )
+    return found
 
 
 def explain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanation:
