@@ -14,6 +14,7 @@ from openspyre.cli.doctor import doctor, info
 from openspyre.cli.explain import explain
 from openspyre.cli.program import program
 from openspyre.cli.replay import replay
+from openspyre.cli.report import report
 from openspyre.cli.top import top
 
 
@@ -26,6 +27,7 @@ def main() -> None:
 main.add_command(program)
 main.add_command(cache)
 main.add_command(explain)
+main.add_command(report)
 main.add_command(replay)
 main.add_command(doctor)
 main.add_command(info)

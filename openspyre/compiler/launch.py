@@ -179,6 +179,11 @@ def loaded(key: str, region: Region, device: int) -> LoadedRegion:
     return found
 
 
+def held() -> list[LoadedRegion]:
+    """The loaded regions that the process keeps, for those who look at what ran."""
+    return list(_loaded.values())
+
+
 def forget_plans() -> None:
     """Gives back what loaded regions hold (those that are still used stay)."""
     _loaded.clear()

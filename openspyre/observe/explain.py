@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import html
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from openspyre.program.model import Program
-from openspyre.timing import time_program
+from openspyre.program.model import Program, SymbolKind
+from openspyre.timing import Timeline, time_program
 
 if TYPE_CHECKING:
     import torch
@@ -233,13 +233,15 @@ def _kernel_html(kernel: KernelFacts | CopyFacts, longest: float) -> str:
 
 
 def kernel_facts(
-    step: ProgramStep, symbols: dict[str, int] | None = None, lines: Sequence[str] = ()
+    step: ProgramStep,
+    symbols: Mapping[str, int] | None = None,
+    lines: Sequence[str] = (),
+    timeline: Timeline | None = None,
 ) -> KernelFacts:
     """The facts of a compiled kernel; `symbols`: values of its sizes; `lines`: the user's line of
-    each op that the region was compiled from."""
+    each op that the region was compiled from; `timeline`: its modelled run, if it is at hand."""
     program: Program = step.program
-    known = {s.name: symbols[s.name] for s in program.symbols if symbols and s.name in symbols}
-    timeline = time_program(program, known)
+    timeline = timeline or time_program(program, some_symbols(program, symbols or {}))
     kernel = step.kernel
     operations: list[str] = []
     sources: list[str] = []
@@ -272,6 +274,21 @@ def kernel_facts(
         lx_received=timeline.lx_bytes_received,
         macs=timeline.macs,
     )  # fmt: skip
+
+
+def some_symbols(program: Program, given: Mapping[str, int]) -> dict[str, int]:
+    """A value for each whole-number symbol: the given one, else the largest size or smallest number
+    (which no time depends on)."""
+    return {
+        s.name: given.get(
+            s.name,
+            s.maximum // s.granularity * s.granularity
+            if s.kind is SymbolKind.DIMENSION
+            else s.minimum,
+        )
+        for s in program.symbols
+        if s.kind is not SymbolKind.FLOAT
+    }
 
 
 def region_facts(plan: Planned, launches: int) -> RegionFacts:

@@ -109,13 +109,15 @@ class LayerRow:
 
 @dataclass(frozen=True)
 class Segment:
-    """Steps of one lane, drawn as one bar: `steps` > 1 where single ones would be too thin."""
+    """Steps of one lane, drawn as one bar: `steps` > 1 where single ones would be too thin.
+    `bound`: the server that bounds the (longest) step, "" where no program is known."""
 
     start_ns: int
     end_ns: int
     busy_ns: int
     steps: int
     name: str
+    bound: str = ""
 
 
 @dataclass(frozen=True)

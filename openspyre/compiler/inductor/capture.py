@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import operator
 import os
+import re
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -391,9 +392,21 @@ def facts_of(tensor: torch.Tensor, symbols: Symbols) -> TensorFacts:
 
 
 def _source_line(node: Node) -> str:
+    """The user's line, its text, and the module of the model that it belongs to, as far as they are
+    known: 'File "m.py", line 7, in forward | return self.fc(x) | module layers.0.fc'."""
     trace = node.meta.get("stack_trace") or ""
-    lines = [line.strip() for line in trace.splitlines() if line.strip(" ^~\n")]
-    return " | ".join(lines[-2:])
+    lines = [line.strip() for line in trace.splitlines() if line.strip(" ^~\n")][-2:]
+    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack")
+    module = _module_path(list(stack.values())[-1][0]) if stack else ""
+    return " | ".join([*lines, f"module {module}"] if module else lines)
+
+
+def _module_path(text: str) -> str:
+    """`layers.0.fc` of `L['self'].layers[0].fc`, `L['self']._modules['layers']._modules['0'].fc`
+    and the like; "" for the outermost module."""
+    text = re.sub(r"^[LG]\['(\w+)'\]", r"\1", text).replace("._modules", "")
+    text = re.sub(r"\[['\"]?(\w+)['\"]?\]", r".\1", text)
+    return re.sub(r"^(self|fn|mod)\b\.?", "", text).replace("_orig_mod.", "")
 
 
 def _replace(gm: GraphModule, nodes: Sequence[Node], number: int) -> TracedRegion:

@@ -1,0 +1,171 @@
+"""Which program each step of a Timeline ran: the step's row joined with what was compiled.
+
+Regions tell when they are launched; their steps follow in order. What eager operations launched is
+found among the loaded programs by name and modelled duration. Needs the compiler's launch module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+from openspyre.observe.report_programs import Profile, Profiles
+from openspyre.runtime.plan import MAX_NAME
+
+if TYPE_CHECKING:
+    from openspyre.compiler.compile import ProgramStep
+    from openspyre.compiler.launch import LoadedRegion
+    from openspyre.observe.report import Launched
+
+ENGINE_NAMES = {"H2D": "h2d", "D2H": "d2h", "Compute": "compute", "HostCompute": "host_compute"}
+
+
+class Row(NamedTuple):
+    """A step of the Timeline; times in virtual ns. The fields are those of
+    `torch.spyre.synthetic.TimelineEntry`."""
+
+    correlation: int
+    name: str
+    engine: str
+    stream: int
+    start_ns: int
+    end_ns: int
+    submit_ns: int
+    bytes: int
+    status: str
+
+    @property
+    def duration_ns(self) -> int:
+        return self.end_ns - self.start_ns
+
+
+@dataclass
+class Ran:
+    """All steps that ran one program of one region. `mode`: "compiled", "eager", or "other" for
+    steps of the compute engine whose program is not known (copies within the card, synthetic
+    work)."""
+
+    name: str
+    mode: str
+    region: str
+    number: int
+    profile: Profile | None
+    rows: list[Row] = field(default_factory=list)
+
+    @property
+    def total_ns(self) -> int:
+        return sum(row.duration_ns for row in self.rows)
+
+
+@dataclass
+class Joined:
+    """`ran` in the order of first execution; `of`: the Ran of a compute step by its correlation;
+    `calls`: for each launch of a region its name and its steps."""
+
+    ran: list[Ran]
+    of: dict[int, Ran]
+    calls: list[tuple[str, list[Row]]]
+
+
+def finished(rows: Iterable[Sequence[object]]) -> list[Row]:
+    """The steps whose times are known, by start."""
+    made = (Row(*row) for row in rows)  # type: ignore[arg-type]
+    known = [r._replace(engine=ENGINE_NAMES.get(r.engine, r.engine)) for r in made]
+    return sorted((r for r in known if r.end_ns >= r.start_ns >= 0), key=lambda r: r.start_ns)
+
+
+def join(
+    rows: Sequence[Row],
+    launched: Sequence[Launched],
+    loaded: Iterable[LoadedRegion],
+    profiles: Profiles,
+) -> Joined:
+    """Joins the steps of one device. `loaded`: the regions whose programs eager operations use."""
+    computes = sorted((r for r in rows if r.engine == "compute"), key=lambda r: r.correlation)
+    found: dict[object, Ran] = {}
+    of: dict[int, Ran] = {}
+    calls: list[tuple[str, list[Row]]] = []
+    events = sorted(launched, key=lambda event: event.host_ns)
+    at = 0
+    for number, event in enumerate(events):
+        until = events[number + 1].host_ns if number + 1 < len(events) else None
+        while at < len(computes) and computes[at].submit_ns < event.host_ns:
+            at += 1
+        window = at
+        while window < len(computes) and (until is None or computes[window].submit_ns < until):
+            window += 1
+        steps = _programs(event.plan.loaded)
+        call: list[Row] = []
+        expected = 0
+        for row in computes[at:window]:
+            if expected == len(steps):
+                break
+            index, step = steps[expected]
+            if row.name != step.program.name[-MAX_NAME:]:
+                continue
+            expected += 1
+            key = (id(event.plan.loaded), index)
+            if key not in found:
+                found[key] = Ran(
+                    row.name,
+                    "compiled",
+                    event.plan.loaded.region.graph.name,
+                    index,
+                    _profile(profiles, step, event.plan.lines),
+                )
+            found[key].rows.append(row)
+            of[row.correlation] = found[key]
+            call.append(row)
+        if call:
+            calls.append((event.plan.loaded.region.graph.name, call))
+        at = window
+    _rest(computes, loaded, profiles, found, of)
+    ran = sorted(found.values(), key=lambda r: r.rows[0].start_ns)
+    return Joined(ran, of, calls)
+
+
+def _programs(loaded: LoadedRegion) -> list[tuple[int, ProgramStep]]:
+    from openspyre.compiler.compile import ProgramStep
+
+    return [(n, s) for n, s in enumerate(loaded.region.steps) if isinstance(s, ProgramStep)]
+
+
+def _profile(profiles: Profiles, step: ProgramStep, lines: Sequence[str]) -> Profile | None:
+    try:
+        return profiles.of(step, lines)
+    except ValueError:  # the model's gap: the virtual clock warned when it met the program
+        return None
+
+
+def _rest(
+    computes: Sequence[Row],
+    loaded: Iterable[LoadedRegion],
+    profiles: Profiles,
+    found: dict[object, Ran],
+    of: dict[int, Ran],
+) -> None:
+    """The steps that no region's launch explains."""
+    left = [row for row in computes if row.correlation not in of]
+    wanted = {row.name for row in left}
+    by_name: dict[str, list[tuple[str, int, ProgramStep]]] = {}
+    for one in loaded:
+        for index, step in _programs(one):
+            name = step.program.name[-MAX_NAME:]
+            if name in wanted:
+                by_name.setdefault(name, []).append((one.region.graph.name, index, step))
+    for row in left:
+        key = (row.name, row.duration_ns)
+        if key not in found:
+            candidates = by_name.get(row.name, [])
+            exact = [c for c in candidates if profiles.duration_ns(c[2].program) == row.duration_ns]
+            # A program whose sizes are given at launch has no duration of its own.
+            free = [c for c in candidates if c[2].program.symbols]
+            chosen = next(iter([*exact, *free]), None)
+            if chosen is None:
+                found[key] = Ran(row.name, "other", "", 0, None)
+            else:
+                region, index, step = chosen
+                found[key] = Ran(row.name, "eager", region, index, _profile(profiles, step, ()))
+        found[key].rows.append(row)
+        of[row.correlation] = found[key]
