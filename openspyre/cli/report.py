@@ -121,7 +121,7 @@ def _as_main(script: str, arguments: tuple[str, ...]) -> Iterator[None]:
 
 def _tell(data: ReportData, out: str) -> None:
     """The summary for a terminal."""
-    from openspyre.observe.report_page import percent_text, rate_text, time_text
+    from openspyre.observe.report_page import many_text, percent_text, rate_text, time_text
 
     click.echo(
         f"{data.title}: {time_text(data.modelled_ns)} on the card (modelled),"
@@ -140,7 +140,8 @@ def _tell(data: ReportData, out: str) -> None:
             " (modelled)"
         )
     calls = sum(row.calls for row in data.fallbacks)
-    click.echo(f"  {calls:,} calls of {len(data.fallbacks)} operations fell back to the CPU")
+    if calls:
+        click.echo(f"  the CPU computed {many_text(calls, 'call')} of operations that fell back")
     for one in data.advice[:TOP]:
         click.echo(f"  next: {one.title}")
     size = Path(out).stat().st_size

@@ -112,7 +112,7 @@ def _fallbacks(data: ReportData) -> Iterator[Advice]:
     moved = sum(f.bytes_to_host + f.bytes_to_device for f in data.fallbacks)
     link = sum(e.busy_ns for e in data.engines if e.name in ("h2d", "d2h"))
     yield Advice(
-        f"Remove the fallbacks: {calls:,} calls to the CPU",
+        f"Remove the fallbacks: {calls:,} call{'' if calls == 1 else 's'} to the CPU",
         f"They moved {moved:,} bytes over the link, and the card waits for each. Begin with"
         f" {worst.operation}: {worst.advice}",
         float(link),
@@ -149,7 +149,10 @@ def _waiting(data: ReportData) -> Iterator[Advice]:
 
 
 def _memory_bound(data: ReportData) -> Iterator[Advice]:
-    products = [k for k in data.kernels if k.macs and k.bound_by == "LPDDR5"]
+    ridge = data.card["peak_flops"]["16 bit"] / data.card["dram_bytes_per_s"]
+    products = [
+        k for k in data.kernels if k.macs and k.bound_by == "LPDDR5" and k.intensity < ridge / 4
+    ]
     time = sum(k.total_ns for k in products)
     if time < 0.2 * _time(data):
         return

@@ -5,6 +5,7 @@ Those come with the page's light or dark theme (report_page.html). Needs plotly.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -38,9 +39,9 @@ COLOURS = {
 """By server, engine or state of a block; readable on light and on dark."""
 ENGINE_LABELS = {
     "host_compute": "host compute",
-    "h2d": "host to device",
+    "h2d": "H2D",
     "compute": "compute",
-    "d2h": "device to host",
+    "d2h": "D2H",
 }
 LAYERS = 40
 """Layers in the bar chart; the table has all."""
@@ -115,9 +116,9 @@ def timeline(picture: Picture, lx_bytes: int, by_bound: bool) -> go.Figure:
         vertical_spacing=0.055,
         row_heights=heights,
         subplot_titles=(
-            "Streams and engines",
-            "Cores x time: PT and SFU busy",
-            "Cores x time: loads, stores and ring busy",
+            "",
+            "Cores × time: PT and SFU",
+            "Cores × time: transfers",
             "LX in use",
         ),
     )
@@ -162,19 +163,26 @@ def timeline(picture: Picture, lx_bytes: int, by_bound: bool) -> go.Figure:
         )
     top = max([*picture.lx_peak, 1]) / kib
     figure.update_yaxes(title_text="KiB", range=[0, min(1.1 * top, lx_bytes / kib)], row=4, col=1)
-    figure.update_xaxes(title_text=f"{unit} on the virtual clock (modelled)", row=4, col=1)
+    figure.update_xaxes(title_text=f"{unit} (modelled)", row=4, col=1)
     figure.update_xaxes(range=[0, (picture.end_ns - start) / size])
     for number, (name, begin, end) in enumerate(picture.phases):
         figure.add_vrect(
             x0=max(0.0, (begin - start) / size), x1=(end - start) / size, line_width=0,
             fillcolor="#8d939c", opacity=0.10 if number % 2 else 0.18, layer="below",
-            annotation_text=name, annotation_position="top left", annotation_font_size=11,
             row=1, col=1,
+        )  # fmt: skip
+        figure.add_annotation(
+            x=max(0.0, (begin - start) / size), y=1, xref="x", yref="y domain", text=name,
+            name=f"{(end - begin) / (picture.end_ns - start):.4f}",
+            showarrow=False, xanchor="left", yanchor="bottom",
         )  # fmt: skip
     _layout(figure, sum(heights) + 150, bargap=0.25)
     figure.update_layout(margin={"l": 8, "r": 8, "t": 56, "b": 8})
     figure.update_layout(legend={"y": 1.0, "yref": "container", "yanchor": "top"})
-    figure.update_annotations(font_size=12)
+    for title in figure.layout.annotations:
+        title.update(font_size=12)
+        if title.yref == "paper":  # of a row: above its left edge
+            title.update(x=0, xanchor="left")
     return figure
 
 
@@ -188,7 +196,7 @@ def _draw_lanes(figure: go.Figure, picture: Picture, size: float, by_bound: bool
             key = segment.bound if by_bound and lane.engine == "compute" else lane.engine
             groups.setdefault(key, []).append((label, segment))
     for key, bars in groups.items():
-        name = ENGINE_LABELS.get(key, f"bound by {key}" if key else "program not known")
+        name = ENGINE_LABELS.get(key, f"bound by {key}" if key else "copy, or program not known")
         figure.add_trace(
             go.Bar(
                 orientation="h",
@@ -272,7 +280,7 @@ def roofline(data: ReportData) -> go.Figure:
         figure.add_trace(
             go.Scatter(
                 x=[min(low, ridge), ridge, max(high, ridge)],
-                y=[min(low, ridge) * rate / 1e9, peak / 1e9, peak / 1e9],
+                y=[min(low, ridge) * rate, peak, peak],
                 mode="lines",
                 line={"width": 1.3, "dash": "solid" if name == "PT, 16 bit" else "dot"},
                 meta={"line": "ceiling"},
@@ -282,7 +290,7 @@ def roofline(data: ReportData) -> go.Figure:
             )
         )
         figure.add_annotation(
-            x=1, xref="paper", xanchor="right", y=_log10(peak / 1e9), yanchor="bottom",
+            x=1, xref="paper", xanchor="right", y=math.log10(peak), yanchor="bottom",
             text=f"{name}: {peak / 1e12:.1f} T/s", showarrow=False, font={"size": 11},
         )  # fmt: skip
     for bound in dict.fromkeys(key[1] for key in points):
@@ -291,7 +299,7 @@ def roofline(data: ReportData) -> go.Figure:
         figure.add_trace(
             go.Scatter(
                 x=[round(key[2], 5) for key in mine],
-                y=[round(key[3] / 1e9, 4) for key in mine],
+                y=[round(key[3]) for key in mine],
                 mode="markers",
                 name=f"bound by {bound}",
                 marker={
@@ -311,19 +319,13 @@ def roofline(data: ReportData) -> go.Figure:
                     for members, share in zip(mine.values(), shares, strict=True)
                 ],
                 hovertemplate="%{customdata[0]}: %{customdata[1]} kernels, %{customdata[2]:,}"
-                " launches, %{customdata[3]} % of the time<br>%{y:,.4~g} G %{customdata[4]}/s,"
+                " launches, %{customdata[3]} % of the time<br>%{y:.4~s} %{customdata[4]}/s,"
                 " %{x:,.4~g} an LPDDR5 byte (modelled)<extra></extra>",
             )
         )
     figure.update_xaxes(type="log", title_text="operations per byte of LPDDR5", dtick=1)
-    figure.update_yaxes(type="log", title_text="10⁹ operations/s (modelled)", dtick=1)
+    figure.update_yaxes(type="log", title_text="operations/s (modelled)", dtick=1, tickformat="~s")
     return _layout(figure, 440)
-
-
-def _log10(value: float) -> float:
-    import math
-
-    return math.log10(value)
 
 
 # --- memory
@@ -373,7 +375,8 @@ def regions(memory: MemoryData) -> go.Figure:
             )
         )
     figure.update_yaxes(categoryorder="array", categoryarray=labels[::-1])
-    figure.update_xaxes(title_text=f"{unit} in the region")
+    most = max(region.bytes for region in memory.regions) / size
+    figure.update_xaxes(title_text=f"{unit} in the region", range=[0, 1.005 * most])
     return _layout(figure, 110 + 34 * len(labels), bargap=0.3)
 
 
@@ -399,7 +402,7 @@ def memory(memory: MemoryData) -> go.Figure:
                 hovertemplate=f"{name}: %{{y:,.4~g}} {unit}<extra></extra>",
             )
         )
-    figure.update_xaxes(title_text=f"{times} of modelled host time")
+    figure.update_xaxes(title_text=f"{times} of host time (modelled)")
     figure.update_yaxes(title_text=unit, rangemode="tozero")
     return _layout(figure, 230)
 
@@ -424,15 +427,18 @@ def formats(data: ReportData) -> go.Figure:
                 y=[value or None for value in values],
                 name=name,
                 mode="markers",
-                marker={"symbol": symbol, "size": 9, "color": colour, "line": {"width": 2}},
+                marker={
+                    "symbol": symbol,
+                    "size": 9,
+                    "color": colour,
+                    "line": {"width": 2, "color": colour},
+                },
                 customdata=[(f.name, f.worst) for f in data.formats],
                 hovertemplate="%{customdata[0]}: %{y:.2e}<br>worst: %{customdata[1]}"
                 f"<extra>{name}</extra>",
             )
         )
-    figure.update_yaxes(
-        type="log", title_text="greatest error, relative", exponentformat="power", dtick=1
-    )
+    figure.update_yaxes(type="log", title_text="greatest error, relative", exponentformat="power")
     figure.update_xaxes(tickvals=list(range(len(names))), ticktext=names, tickangle=-60,
                         tickfont_size=11)  # fmt: skip
     return _layout(figure, 420)

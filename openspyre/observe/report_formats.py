@@ -10,22 +10,25 @@ from __future__ import annotations
 
 import collections
 import sys
+import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from openspyre import _C
 from openspyre.formats import Mode, format_for, host_type
 from openspyre.observe.report_data import FormatLayer, FormatRow
-from openspyre.observe.report_programs import MODULE
+from openspyre.observe.report_programs import split_source
 
 if TYPE_CHECKING:
     import torch
 
+Values: TypeAlias = "np.ndarray[Any, np.dtype[np.float64]]"
+
 REPEATS = 2
-"""How often the same operation at the same line and of the same shapes is compared."""
+"""How often the same operation of the same module, line and shapes is compared."""
 _SIXTEEN = ("float16", "bfloat16")
 
 
@@ -51,14 +54,14 @@ def watching_formats() -> Iterator[list[FormatRow]]:
         name = str(op)
         if name.startswith("openspyre."):  # a region: its operations come one by one
             return op(*given, **named)
-        line, _, module = source.partition(MODULE)
-        key = (name, line, _shapes((given, named)))
+        line, module = split_source(source)
+        layer = module or _running_module()
+        key = (name, line, layer, _shapes((given, named)))
         known = met[key] >= REPEATS
         met[key] += 1
         expected = None if known else _on_cpu(op, given, named)
         value = op(*given, **named)
         if expected is not None and expected.known:
-            layer = module or _running_module()
             for found, wanted in _pairs(value, expected.value):
                 row = _row(name, layer, line, found, wanted)
                 if row is not None:
@@ -113,18 +116,35 @@ def _row(
     exact, card = exact[whole], card[whole]
     dl16, ieee = (_rounded(exact, dtype, mode) for mode in (Mode.DL16, Mode.IEEE))
     over = int((~np.isfinite(dl16) | ~np.isfinite(ieee) | ~np.isfinite(card)).sum())
+    most, rms = zip(*(_off(values, exact) for values in (card, dl16, ieee)), strict=True)
+    return FormatRow(
+        operation=name,
+        layer=layer,
+        source=source,
+        dtype=dtype,
+        elements=int(exact.size),
+        card=most[0],
+        card_rms=rms[0],
+        dl16=most[1],
+        dl16_rms=rms[1],
+        ieee=most[2],
+        ieee_rms=rms[2],
+        overflow=over,
+    )
+
+
+def _off(values: Values, exact: Values) -> tuple[float, float]:
+    """Greatest error and root of the mean square, relative to those of the exact values."""
+    off = np.abs(values - exact)
+    off = off[np.isfinite(off)]
+    if not off.size:
+        return 0.0, 0.0
     scale = float(np.abs(exact).max()) or 1.0
     mean = float(np.sqrt(np.mean(exact**2))) or 1.0
-    errors: list[float] = []
-    for values in (card, dl16, ieee):
-        off = np.abs(values - exact)
-        off = off[np.isfinite(off)]
-        errors.append(float(off.max()) / scale if off.size else 0.0)
-        errors.append(float(np.sqrt(np.mean(off**2))) / mean if off.size else 0.0)
-    return FormatRow(name, layer, source, dtype, int(exact.size), *errors, over)
+    return float(off.max()) / scale, float(np.sqrt(np.mean(off**2))) / mean
 
 
-def _rounded(values: np.ndarray[Any, Any], dtype: str, mode: Mode) -> np.ndarray[Any, Any]:
+def _rounded(values: Values, dtype: str, mode: Mode) -> Values:
     """The values after one rounding to what holds `dtype` on a card in `mode`."""
     import torch
 
@@ -170,13 +190,14 @@ def _running_module() -> str:
     inside the outermost; "" outside of modules."""
     import torch
 
-    inner = outer = None
-    frame = sys._getframe(1)
+    inner: torch.nn.Module | None = None
+    outer: torch.nn.Module | None = None
+    frame: types.FrameType | None = sys._getframe(1)
     while frame is not None:
         owner = frame.f_locals.get("self") if frame.f_code.co_name == "forward" else None
         if isinstance(owner, torch.nn.Module):
             inner, outer = inner or owner, owner
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     if inner is None or outer is None:
         return ""
     return _names_in(outer).get(id(inner), "") or type(outer).__name__

@@ -20,7 +20,7 @@ from openspyre.observe.report_figures import ENGINE_LABELS, figures
 
 KERNELS = 120
 """Kernels that the table of one layer lists; the data in the page has all."""
-ROWS = 60
+ROWS = 25
 """Rows of the table of format errors."""
 
 
@@ -39,6 +39,8 @@ def page(data: ReportData) -> str:
         "rate": rate_text,
         "percent": percent_text,
         "source": source_text,
+        "many": many_text,
+        "count": count_text,
     }
     drawn = figures(data)
     texts = {name: plotly.io.to_json(figure, validate=False) for name, figure in drawn.items()}
@@ -85,6 +87,19 @@ def rate_text(value: float | None) -> str:
 
 def percent_text(share: float) -> str:
     return f"{100 * share:.1f} %" if 0 < abs(share) < 0.0995 else f"{100 * share:.0f} %"
+
+
+def many_text(count: int, what: str) -> str:
+    """ "1 call", "2,000 calls"."""
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
+def count_text(count: float) -> str:
+    """1234567 -> "1.23 M"."""
+    for unit, size in (("T", 1e12), ("G", 1e9), ("M", 1e6)):
+        if abs(count) >= size:
+            return f"{_three(count / size)} {unit}"
+    return f"{count:,.0f}"
 
 
 def _three(value: float) -> str:

@@ -5,7 +5,8 @@ Reads Programs and the timing model only; imports no torch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -13,10 +14,10 @@ import numpy as np
 
 from openspyre.card import CardSpec
 from openspyre.observe.explain import KernelFacts, kernel_facts, some_symbols
-from openspyre.program.binary import encode
 from openspyre.program.concrete import Instance
 from openspyre.program.model import Compute, Program, Unit
 from openspyre.program.ops import Kind
+from openspyre.program.text import to_text
 from openspyre.timing import Span, Timeline, time_program
 from openspyre.timing.classes import core_classes, instructions
 from openspyre.timing.costs import Costs
@@ -31,8 +32,14 @@ CELLS = 48
 """Pieces into which the time of one program is cut for the pictures."""
 SPELT_OUT = 64
 """Repeats of a span that are drawn one by one; more are spread evenly."""
-MODULE = " | module "
-"""What parts the module of a model from the line before it (compiler/inductor/capture.py)."""
+_MODULE = re.compile(r"(?:^| \| )module ([\w.]+)$")
+
+
+def split_source(source: str) -> tuple[str, str]:
+    """The user's line, and the module of the model behind it, as the compiler notes them of an
+    operation (compiler/inductor/capture.py); each may be ""."""
+    found = _MODULE.search(source)
+    return (source, "") if found is None else (source[: found.start()], found[1])
 
 
 @dataclass(frozen=True)
@@ -55,15 +62,19 @@ class Profiles:
 
     def __init__(self, card: CardSpec) -> None:
         self.card = card
-        self._timed: dict[bytes, tuple[Timeline, Floats, Floats]] = {}
+        self._timed: dict[object, tuple[Timeline, Floats, Floats]] = {}
         self._durations: dict[int, int | None] = {}
 
-    def of(self, step: ProgramStep, lines: Sequence[str] = ()) -> Profile:
-        """`lines`: the user's line of each op of the region. Raises ProgramError for a program that
-        the timing model cannot run."""
-        timeline, work, data = self._time(step.program)
-        facts = kernel_facts(step, lines=[line.split(MODULE)[0] for line in lines],
-                             timeline=timeline)  # fmt: skip
+    def of(
+        self,
+        step: ProgramStep,
+        lines: Sequence[str] = (),
+        sizes: Mapping[str, int | float] | None = None,
+    ) -> Profile:
+        """`lines`: the user's line of each op of the region; `sizes`: values of its symbols.
+        Raises ProgramError for a program that the timing model cannot run."""
+        timeline, work, data = self._time(step.program, sizes)
+        facts = kernel_facts(step, lines=[split_source(s)[0] for s in lines], timeline=timeline)
         sfu = timeline.servers.get("SFU")
         lanes = Costs(self.card, TABLE).lanes * self.card.clock_hz / 1e9 * step.program.cores
         return Profile(
@@ -86,11 +97,14 @@ class Profiles:
                 self._durations[key] = None
         return self._durations[key]
 
-    def _time(self, program: Program) -> tuple[Timeline, Floats, Floats]:
-        key = encode(program)
+    def _time(
+        self, program: Program, sizes: Mapping[str, int | float] | None = None
+    ) -> tuple[Timeline, Floats, Floats]:
+        given = {name: value for name, value in (sizes or {}).items() if isinstance(value, int)}
+        symbols = some_symbols(program, given)
+        key = (_nameless(program), tuple(symbols.values()))
         found = self._timed.get(key)
         if found is None:
-            symbols = some_symbols(program, {})
             timeline = time_program(program, symbols, self.card)
             groups = {
                 group.leader: group.cores for group in core_classes(Instance(program, symbols))
@@ -115,6 +129,28 @@ class Profiles:
             pieces = np.minimum(np.diff(summed), whole / CELLS)
             busy[list(cores), 1:] = np.cumsum(pieces) / whole
         return busy
+
+
+def _nameless(program: Program) -> str:
+    """A program's text with what it declares named by order: the same for the same kernel of
+    another layer, whose tensors have other names."""
+    declared = {
+        item.name
+        for group in (
+            program.operands, program.values, program.buffers, program.tokens, program.lets,
+            program.symbols, program.grid,
+        )
+        for item in group
+    }  # fmt: skip
+    order: dict[str, str] = {program.name: "program"}
+
+    def renamed(match: re.Match[str]) -> str:
+        word = match[0]
+        if word not in declared and word not in order:
+            return word
+        return order.setdefault(word, f"_{len(order)}")
+
+    return re.sub(r"[A-Za-z_][\w.]*", renamed, to_text(program))
 
 
 def _until(span: Span, edges: Floats) -> Floats:
@@ -142,9 +178,9 @@ def _module(step: ProgramStep, lines: Sequence[str]) -> str:
     from openspyre.compiler.graph import OpKind
 
     named = [
-        (op, lines[int(op.source)].rpartition(MODULE)[2])
+        (op, module)
         for op in step.kernel.ops
-        if lines and op.source and MODULE in lines[int(op.source)]
+        if lines and op.source and (module := split_source(lines[int(op.source)])[1])
     ]
     products = [module for op, module in named if op.kind is OpKind.MATMUL]
     return next(iter([*products, *(module for _, module in named)]), "")

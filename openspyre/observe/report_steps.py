@@ -6,7 +6,7 @@ found among the loaded programs by name and modelled duration. Needs the compile
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -42,7 +42,8 @@ class Row(NamedTuple):
 
 @dataclass
 class Ran:
-    """All steps that ran one program of one region. `mode`: "compiled", "eager", or "other" for
+    """All steps that ran one program of one region. `profile`: with the sizes of the first of them.
+    `mode`: "compiled", "eager", or "other" for
     steps of the compute engine whose program is not known (copies within the card, synthetic
     work)."""
 
@@ -90,12 +91,14 @@ def join(
     at = 0
     for number, event in enumerate(events):
         until = events[number + 1].host_ns if number + 1 < len(events) else None
-        while at < len(computes) and computes[at].submit_ns < event.host_ns:
+        # A step is submitted at the host's time after the cost of submitting it.
+        while at < len(computes) and computes[at].submit_ns <= event.host_ns:
             at += 1
         window = at
-        while window < len(computes) and (until is None or computes[window].submit_ns < until):
+        while window < len(computes) and (until is None or computes[window].submit_ns <= until):
             window += 1
         steps = _programs(event.plan.loaded)
+        sizes: Mapping[str, int | float] = getattr(event.plan, "symbols", {})
         call: list[Row] = []
         expected = 0
         for row in computes[at:window]:
@@ -112,7 +115,7 @@ def join(
                     "compiled",
                     event.plan.loaded.region.graph.name,
                     index,
-                    _profile(profiles, step, event.plan.lines),
+                    _profile(profiles, step, event.plan.lines, sizes),
                 )
             found[key].rows.append(row)
             of[row.correlation] = found[key]
@@ -131,9 +134,14 @@ def _programs(loaded: LoadedRegion) -> list[tuple[int, ProgramStep]]:
     return [(n, s) for n, s in enumerate(loaded.region.steps) if isinstance(s, ProgramStep)]
 
 
-def _profile(profiles: Profiles, step: ProgramStep, lines: Sequence[str]) -> Profile | None:
+def _profile(
+    profiles: Profiles,
+    step: ProgramStep,
+    lines: Sequence[str] = (),
+    sizes: Mapping[str, int | float] | None = None,
+) -> Profile | None:
     try:
-        return profiles.of(step, lines)
+        return profiles.of(step, lines, sizes)
     except ValueError:  # the model's gap: the virtual clock warned when it met the program
         return None
 
@@ -166,6 +174,6 @@ def _rest(
                 found[key] = Ran(row.name, "other", "", 0, None)
             else:
                 region, index, step = chosen
-                found[key] = Ran(row.name, "eager", region, index, _profile(profiles, step, ()))
+                found[key] = Ran(row.name, "eager", region, index, _profile(profiles, step))
         found[key].rows.append(row)
         of[row.correlation] = found[key]

@@ -402,11 +402,12 @@ def _source_line(node: Node) -> str:
 
 
 def _module_path(text: str) -> str:
-    """`layers.0.fc` of `L['self'].layers[0].fc`, `L['self']._modules['layers']._modules['0'].fc`
-    and the like; "" for the outermost module."""
-    text = re.sub(r"^[LG]\['(\w+)'\]", r"\1", text).replace("._modules", "")
-    text = re.sub(r"\[['\"]?(\w+)['\"]?\]", r".\1", text)
-    return re.sub(r"^(self|fn|mod)\b\.?", "", text).replace("_orig_mod.", "")
+    """`layers.0.fc` of `L['self'].layers[0].fc`, `L['args'][0]._modules['layers']._modules['0'].fc`
+    and the like: Dynamo's name without the variable that holds the outermost module; "" for that.
+    """
+    text = re.sub(r"^[LG]\['\w+'\](\[\d+\])?", "", text)
+    text = re.sub(r"\.__closure__\[\d+\]\.cell_contents|\._modules\b|\._orig_mod\b", "", text)
+    return re.sub(r"\[['\"]?(\w+)['\"]?\]", r".\1", text).strip(".")
 
 
 def _replace(gm: GraphModule, nodes: Sequence[Node], number: int) -> TracedRegion:
