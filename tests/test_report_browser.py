@@ -98,7 +98,13 @@ class Looked:
 
 
 @pytest.mark.parametrize(
-    ("scheme", "width"), [("light", 1280), ("dark", 1280), ("light", 390), ("dark", 390)]
+    ("scheme", "width"),
+    [
+        ("light", 1280),
+        ("dark", 390),
+        pytest.param("dark", 1280, marks=pytest.mark.slow),
+        pytest.param("light", 390, marks=pytest.mark.slow),
+    ],
 )
 def test_every_chart_is_drawn(
     written: tuple[Path, dict[str, Any]], browser: Any, scheme: str, width: int, tmp_path: Path
@@ -137,7 +143,9 @@ def test_every_chart_is_drawn(
     look.context.close()
 
 
-def test_drawings_show_the_data(written: tuple[Path, dict[str, Any]], browser: Any) -> None:
+def test_drawings_show_the_data_and_the_switch_their_theme(
+    written: tuple[Path, dict[str, Any]], browser: Any
+) -> None:
     path, data = written
     look = Looked(browser, path, "light", 1280)
     embedded = json.loads(look.page.locator("#report-data").text_content())
@@ -157,11 +165,7 @@ def test_drawings_show_the_data(written: tuple[Path, dict[str, Any]], browser: A
     assert spent == pytest.approx(whole / 1000, rel=1e-3)  # in microseconds, as the axis says
     tiles = look.page.locator(".tile").all_inner_texts()
     assert any("forward" in tile and "256 rows" in tile for tile in tiles)
-    look.context.close()
-
-
-def test_the_switch_changes_the_theme(written: tuple[Path, dict[str, Any]], browser: Any) -> None:
-    look = Looked(browser, written[0], "light", 1280)
+    # The switch: the same drawings in the other theme.
     before = look.pixels(look.page.locator("#chart-run"))
     look.page.click("#theme")
     assert look.page.evaluate("document.documentElement.dataset.theme") == "dark"

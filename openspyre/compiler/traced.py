@@ -185,12 +185,21 @@ def lower_region(
     results = []
     for result in region.results:
         view = values[result.value]
+        b.source = _source_of(region, result)
         results.append(b.copy(view) if id(view.tensor) in written else view)
     for result, view in zip(region.results, results, strict=True):
         if result.into >= 0:
             b.operation = "aten.copy_.default"
+            b.source = _source_of(region, result)
             b.store(inputs[result.into], view)
+    b.source = ""
     return results
+
+
+def _source_of(region: TracedRegion, result: Result) -> str:
+    """The user's line of the call that made a result; "" for an input that is handed on."""
+    number = result.value - len(region.inputs)
+    return region.calls[number].source if number >= 0 else ""
 
 
 def _constant(b: GraphBuilder, shape: Sequence[int], values: Sequence[Any], dtype: str) -> View:

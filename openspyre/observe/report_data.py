@@ -281,4 +281,4 @@ class ReportData:
         return asdict(self)
 
     def to_json(self) -> str:
-        return json.dumps(self.to_dict(), allow_nan=False)
+        return json.dumps(self.to_dict(), allow_nan=False, separators=(",", ":"))

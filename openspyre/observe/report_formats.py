@@ -20,7 +20,7 @@ import numpy as np
 from openspyre import _C
 from openspyre.formats import Mode, format_for, host_type
 from openspyre.observe.report_data import FormatLayer, FormatRow
-from openspyre.observe.report_programs import split_source
+from openspyre.observe.report_programs import short_source, split_source
 
 if TYPE_CHECKING:
     import torch
@@ -63,7 +63,7 @@ def watching_formats() -> Iterator[list[FormatRow]]:
         value = op(*given, **named)
         if expected is not None and expected.known:
             for found, wanted in _pairs(value, expected.value):
-                row = _row(name, layer, line, found, wanted)
+                row = _row(name, layer, short_source(line), found, wanted)
                 if row is not None:
                     rows.append(row)
         return value

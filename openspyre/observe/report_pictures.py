@@ -53,6 +53,13 @@ def picture(
         known += row.duration_ns
         first = max(0, int(np.searchsorted(edges, row.start_ns, "right")) - 1)
         last = min(BINS - 1, max(first, int(np.searchsorted(edges, row.end_ns, "left")) - 1))
+        if first == last:  # most steps of a long run
+            peak[first] = max(peak[first], profile.facts.lx_bytes)
+            held = profile.facts.lx_bytes * profile.facts.cores / card.cores
+            mean[first] += held * row.duration_ns
+            work[:, first] += profile.work[:, -1] * row.duration_ns
+            data[:, first] += profile.data[:, -1] * row.duration_ns
+            continue
         bins = slice(first, last + 1)
         lx, cores = profile.facts.lx_bytes, profile.facts.cores
         np.maximum(peak[bins], lx, out=peak[bins])

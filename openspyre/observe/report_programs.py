@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -32,6 +33,7 @@ CELLS = 48
 """Pieces into which the time of one program is cut for the pictures."""
 SPELT_OUT = 64
 """Repeats of a span that are drawn one by one; more are spread evenly."""
+_FILE = re.compile(r'File "([^"]+)"')
 _MODULE = re.compile(r"(?:^| \| )module ([\w.]+)$")
 
 
@@ -40,6 +42,23 @@ def split_source(source: str) -> tuple[str, str]:
     operation (compiler/inductor/capture.py); each may be ""."""
     found = _MODULE.search(source)
     return (source, "") if found is None else (source[: found.start()], found[1])
+
+
+def short_source(source: str) -> str:
+    """A user's line with a file that means the same elsewhere: below its package, below where the
+    process runs, or its name and folder."""
+    found = _FILE.match(source)
+    if found is None:
+        return source
+    path = Path(found[1])
+    if "site-packages" in path.parts:
+        at = len(path.parts) - path.parts[::-1].index("site-packages")
+        short = Path(*path.parts[at:])
+    elif path.is_relative_to(Path.cwd()):
+        short = path.relative_to(Path.cwd())
+    else:
+        short = Path(*path.parts[-2:])
+    return f'File "{short}"{source[found.end() :]}'
 
 
 @dataclass(frozen=True)
@@ -74,7 +93,9 @@ class Profiles:
         """`lines`: the user's line of each op of the region; `sizes`: values of its symbols.
         Raises ProgramError for a program that the timing model cannot run."""
         timeline, work, data = self._time(step.program, sizes)
-        facts = kernel_facts(step, lines=[split_source(s)[0] for s in lines], timeline=timeline)
+        facts = kernel_facts(step, lines=lines, timeline=timeline)
+        sources = [short_source(split_source(source)[0]) for source in facts.sources]
+        facts = replace(facts, sources=[s for s in dict.fromkeys(sources) if s])
         sfu = timeline.servers.get("SFU")
         lanes = Costs(self.card, TABLE).lanes * self.card.clock_hz / 1e9 * step.program.cores
         return Profile(

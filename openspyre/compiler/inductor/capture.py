@@ -394,6 +394,8 @@ def facts_of(tensor: torch.Tensor, symbols: Symbols) -> TensorFacts:
 def _source_line(node: Node) -> str:
     """The user's line, its text, and the module of the model that it belongs to, as far as they are
     known: 'File "m.py", line 7, in forward | return self.fc(x) | module layers.0.fc'."""
+    if node.target is torch.ops.aten.copy_.default and isinstance(node.args[1], Node):
+        node = node.args[1]  # a write to an input at the end of the graph: what made its value
     trace = node.meta.get("stack_trace") or ""
     lines = [line.strip() for line in trace.splitlines() if line.strip(" ^~\n")][-2:]
     stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack")
