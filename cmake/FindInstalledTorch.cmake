@@ -35,7 +35,8 @@ add_library(openspyre_torch INTERFACE)
 add_library(openspyre::torch ALIAS openspyre_torch)
 target_include_directories(
   openspyre_torch SYSTEM INTERFACE ${_torch_dir}/include
-                                   ${_torch_dir}/include/torch/csrc/api/include)
+                                   ${_torch_dir}/include/torch/csrc/api/include
+                                   ${_torch_dir}/include/kineto)
 # USE_KINETO opens the profiler's headers; libtorch hides its fmt symbols, hence header-only fmt.
 target_compile_definitions(openspyre_torch INTERFACE _GLIBCXX_USE_CXX11_ABI=${_torch_abi}
                                                      USE_KINETO FMT_HEADER_ONLY=1)

@@ -95,6 +95,7 @@ void note_use(Scheduler& scheduler, Stream& stream) {
 uint64_t DeviceStreams::submit(StreamId id, Step step) {
   Impl& impl = *impl_;
   Stream& stream = impl.at(id);
+  const int64_t began_wall = Recorder::get().on() ? Recorder::wall_ns() : 0;
   if (step.cost_ns < 0 || step.cost_ns > kMaxCostNs || step.bytes < 0)
     throw std::invalid_argument("step '" + step.name + "' costs " + std::to_string(step.cost_ns) +
                                 " ns and moves " + std::to_string(step.bytes) +
@@ -121,7 +122,7 @@ uint64_t DeviceStreams::submit(StreamId id, Step step) {
   const int64_t now = impl.host_ns() + impl.config.cost.host_submit_ns;
   impl.engines->host_ns.store(now, std::memory_order_relaxed);
   const StreamError fault = impl.faults.active() ? impl.faults.decide(step) : StreamError::Success;
-  const uint64_t slot = impl.timeline.add(step, correlation, id, now);
+  const StepSlot slot = impl.timeline.add(step, correlation, id, now, began_wall);
   const bool idle = stream.quiet();
   note_use(impl, stream);
   impl.clock_step(stream, step, now, slot);
@@ -134,12 +135,14 @@ uint64_t DeviceStreams::submit(StreamId id, Step step) {
     stream.running = true;
     set_busy(lane, true);
     lock.unlock();
-    FailurePtr failure = execute(stream, step, fault);
-    impl.finish_step(stream, step, slot, std::move(failure), &lane);
+    Ran ran;
+    FailurePtr failure = execute(stream, step, fault, slot, ran);
+    impl.finish_step(stream, step, slot, ran, std::move(failure), &lane);
     impl.refresh_stats(now_ms);
     return correlation;
   }
   stream.queue.push_back({Op::Kind::Step, fault, slot, std::move(step), nullptr});
+  if (began_wall) impl.timeline.set_submitted(slot);
   After after;
   impl.advance(stream, after);
   Scheduler::finish(lock, after);

@@ -90,9 +90,10 @@ void EngineSet::drain(Lane& lane) {
       n = -1;
       continue;
     }
-    FailurePtr failure = execute(*stream, op.step, op.fault);
+    Ran ran;
+    FailurePtr failure = execute(*stream, op.step, op.fault, op.timeline, ran);
     // From here on the stream may be gone as soon as the lock is released.
-    stream->owner->finish_step(*stream, op.step, op.timeline, std::move(failure), nullptr);
+    stream->owner->finish_step(*stream, op.step, op.timeline, ran, std::move(failure), nullptr);
   }
 }
 

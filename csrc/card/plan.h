@@ -69,6 +69,7 @@ struct PlanStep {
   Engine kind = Engine::Compute;
   std::string name;
   int64_t cost_ns = -1;  // overrides the model
+  uint32_t sources = 0;  // number of the text of its source operations (recorder.h)
   // Compute
   uint64_t program_ptr = 0;  // DMVA of the image
   std::vector<int> args;     // launch argument of each argument of the program

@@ -264,6 +264,7 @@ void Plan::submit_compute(Launch& launch, size_t i) {
   Step step;
   step.engine = Engine::Compute;
   step.name = what.name;
+  step.sources = what.sources;
   step.cost_ns = what.cost_ns >= 0 ? what.cost_ns : launch.request.costs.at(launch.computes);
   if (device_.streams->tracks_hazards()) {
     for (size_t a = 0; a < what.args.size(); ++a) {

@@ -61,11 +61,13 @@ FailurePtr inherit(const Stream& stream, const Failure& origin) {
 
 bool inside_step() { return t_steps_running > 0; }
 
-FailurePtr execute(const Stream& stream, Step& step, StreamError fault) {
+FailurePtr execute(const Stream& stream, Step& step, StreamError fault, StepSlot slot, Ran& ran) {
   struct Nest {
     Nest() { ++t_steps_running; }
     ~Nest() { --t_steps_running; }
   } nest;
+  const bool recorded = slot.recorded != Recorder::kNone;
+  if (recorded) ran.begin_wall = Recorder::wall_ns();
   FailurePtr failure;
   if (fault != StreamError::Success) {
     failure = describe(stream, step.name, fault, "injected fault");
@@ -83,6 +85,10 @@ FailurePtr execute(const Stream& stream, Step& step, StreamError fault) {
     }
   }
   step.work = nullptr;  // what the closure owns goes before the step counts as done
+  if (recorded) {
+    ran.end_wall = Recorder::wall_ns();
+    ran.thread = Recorder::thread_id();
+  }
   return failure;
 }
 
@@ -105,7 +111,7 @@ Scheduler::Scheduler(int device, std::shared_ptr<EngineSet> engine_set, StreamCo
       }()),
       stream_count(kFirstHostCompute + config.host_compute_streams),
       streams(new Stream[static_cast<size_t>(stream_count)]),
-      timeline(config.timeline_capacity) {
+      timeline(config.timeline_capacity, device) {
   if (!engines) throw std::invalid_argument("a device needs the engine set of its card");
   for (int i = 0; i < stream_count; ++i) {
     streams[i].owner = this;
@@ -241,7 +247,7 @@ void Scheduler::cancel(Stream& stream, const FailurePtr& failure, After& after) 
   stream.queue.clear();
 }
 
-void Scheduler::account(const Step& step, uint64_t slot) {
+void Scheduler::account(const Step& step, StepSlot slot) {
   timeline.set_status(slot, TimelineEntry::Status::Done);
   const int e = static_cast<int>(step.engine);
   DeviceStreams::EngineTotals& sum = totals[e];
@@ -255,8 +261,8 @@ void Scheduler::account(const Step& step, uint64_t slot) {
   }
 }
 
-void Scheduler::finish_step(Stream& stream, const Step& step, uint64_t slot, FailurePtr failure,
-                            Lane* inline_lane) {
+void Scheduler::finish_step(Stream& stream, const Step& step, StepSlot slot, const Ran& ran,
+                            FailurePtr failure, Lane* inline_lane) {
   After after;
   Lock lock(shared().mutex);
   ++shared().activity;
@@ -267,6 +273,8 @@ void Scheduler::finish_step(Stream& stream, const Step& step, uint64_t slot, Fai
       set_busy(*inline_lane, false);
   }
   stream.running = false;
+  if (ran.thread) timeline.set_ran(slot, ran);
+  if (inline_lane && ran.thread) timeline.set_submitted(slot);
   if (!failure) {
     account(step, slot);
     retire(stream, 1);

@@ -35,7 +35,7 @@ namespace openspyre::card {
 struct Op {
   enum class Kind : uint8_t { Step, Signal, Wait } kind = Kind::Step;
   StreamError fault = StreamError::Success;  // injected at submission
-  uint64_t timeline = Timeline::kNoSlot;
+  StepSlot timeline;
   Step step;
   EventPtr event;
   bool soft = false;  // of a Wait: poison counts as signalled
@@ -45,7 +45,7 @@ struct VirtualOp {
   Op::Kind kind;
   Engine engine;
   int64_t submit_ns, cost_ns;
-  uint64_t timeline;
+  StepSlot timeline;
   EventPtr event;
 };
 
@@ -115,8 +115,9 @@ inline void set_busy(Lane& lane, bool busy) {
 // True on a thread that is executing a step's work: it must not wait for streams.
 bool inside_step();
 
-// Runs a step's work and destroys it. No lock held. Returns why it failed, or null.
-FailurePtr execute(const Stream& stream, Step& step, StreamError fault);
+// Runs a step's work and destroys it. No lock held. Returns why it failed, or null. `ran` is filled
+// in where `slot` is recorded.
+FailurePtr execute(const Stream& stream, Step& step, StreamError fault, StepSlot slot, Ran& ran);
 
 class Scheduler {
  public:
@@ -133,9 +134,9 @@ class Scheduler {
   void cancel(Stream& stream, const FailurePtr& failure, After& after);
   void retire(Stream& stream, uint64_t count);
   // Ends a running step; takes the lock. `inline_lane`: the lane that the caller's thread held.
-  void finish_step(Stream& stream, const Step& step, uint64_t slot, FailurePtr failure,
-                   Lane* inline_lane);
-  void account(const Step& step, uint64_t slot);
+  void finish_step(Stream& stream, const Step& step, StepSlot slot, const Ran& ran,
+                   FailurePtr failure, Lane* inline_lane);
+  void account(const Step& step, StepSlot slot);
   // Releases the lock and does what is left: posts, destroys cancelled work.
   static void finish(Lock& lock, After& after);
 
@@ -146,7 +147,7 @@ class Scheduler {
   static int64_t coarse_ms();
 
   // --- virtual_streams.cpp: virtual time; needs the lock
-  void clock_step(Stream& stream, const Step& step, int64_t submit_ns, uint64_t slot);
+  void clock_step(Stream& stream, const Step& step, int64_t submit_ns, StepSlot slot);
   void clock_signal(Stream& stream, const EventPtr& event, int64_t submit_ns);
   void clock_wait(Stream& stream, const EventPtr& event);
   void clock_drop(Stream& stream);  // resolves what a failed stream will never run
@@ -188,7 +189,7 @@ class Scheduler {
  private:
   void refresh_now(int64_t now_ms);
   void advance_head(Stream& stream, After& after);
-  void place(Stream& stream, Engine engine, int64_t submit_ns, int64_t cost_ns, uint64_t slot);
+  void place(Stream& stream, Engine engine, int64_t submit_ns, int64_t cost_ns, StepSlot slot);
   static void run_deferred(std::vector<Stream*>& unblocked);
 };
 

@@ -88,14 +88,19 @@ struct Access {
 };
 enum class HazardMode : uint8_t { Off, Check, Insert };
 
+// What profilers call a step of the compute engine or of DMA. Copy on Compute: within the card.
+enum class StepKind : uint8_t { Kernel, Copy, Set };
+
 struct Step {
   Engine engine = Engine::Compute;
-  std::string name;             // operation, e.g. "aten::copy_", for errors and Timeline
-  int64_t cost_ns = 0;          // modelled duration on the engine
-  int64_t bytes = 0;            // moved by the step, for the Timeline and statistics
-  uint64_t correlation = 0;     // 0: the device assigns the next id
-  bool may_run_inline = false;  // small enough for the caller's thread on an idle stream
-  std::function<void()> work;   // may be empty (synthetic step); an exception poisons the stream
+  StepKind kind = StepKind::Kernel;  // Kernel on H2D and D2H: a copy all the same
+  uint32_t sources = 0;              // number of the text of its source operations (recorder.h)
+  std::string name;                  // operation, e.g. "aten::copy_", for errors and Timeline
+  int64_t cost_ns = 0;               // modelled duration on the engine
+  int64_t bytes = 0;                 // moved by the step, for the Timeline and statistics
+  uint64_t correlation = 0;          // 0: the device assigns the next id
+  bool may_run_inline = false;       // small enough for the caller's thread on an idle stream
+  std::function<void()> work;  // may be empty (synthetic step); an exception poisons the stream
   std::vector<Access> accesses;
 };
 

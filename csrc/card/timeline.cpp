@@ -4,8 +4,12 @@
 
 namespace openspyre::card {
 
-uint64_t Timeline::add(const Step& step, uint64_t correlation, StreamId stream, int64_t submit_ns) {
-  if (!capacity_) return kNoSlot;
+StepSlot Timeline::add(const Step& step, uint64_t correlation, StreamId stream, int64_t submit_ns,
+                       int64_t began_wall) {
+  StepSlot made;
+  if (began_wall)
+    made.recorded = Recorder::get().add(step, correlation, device_, stream, began_wall, submit_ns);
+  if (!capacity_) return made;
   const size_t at = static_cast<size_t>(next_ % capacity_);
   if (at == ring_.size()) ring_.emplace_back();
   TimelineEntry& entry = ring_[at];
@@ -17,25 +21,43 @@ uint64_t Timeline::add(const Step& step, uint64_t correlation, StreamId stream, 
   entry.submit_ns = submit_ns;
   entry.bytes = step.bytes;
   entry.status = TimelineEntry::Status::Pending;
-  const uint64_t slot = next_++;
+  made.ring = next_++;
   if (next_ - first_ > capacity_) first_ = next_ - capacity_;
-  return slot;
+  return made;
 }
 
-TimelineEntry* Timeline::find(uint64_t slot) {
-  if (slot == kNoSlot || slot < first_ || slot >= next_) return nullptr;
-  return &ring_[static_cast<size_t>(slot % capacity_)];
+TimelineEntry* Timeline::find(StepSlot slot) {
+  if (slot.ring < first_ || slot.ring >= next_) return nullptr;
+  return &ring_[static_cast<size_t>(slot.ring % capacity_)];
 }
 
-void Timeline::set_times(uint64_t slot, int64_t start_ns, int64_t end_ns) {
+void Timeline::set_times(StepSlot slot, int64_t start_ns, int64_t end_ns) {
   if (TimelineEntry* entry = find(slot)) {
     entry->start_ns = start_ns;
     entry->end_ns = end_ns;
   }
+  if (RecordedStep* entry = Recorder::get().find(slot.recorded)) {
+    entry->begin_virtual = start_ns;
+    entry->end_virtual = end_ns;
+  }
 }
 
-void Timeline::set_status(uint64_t slot, TimelineEntry::Status status) {
+void Timeline::set_status(StepSlot slot, TimelineEntry::Status status) {
   if (TimelineEntry* entry = find(slot)) entry->status = status;
+  if (RecordedStep* entry = Recorder::get().find(slot.recorded)) entry->status = status;
+}
+
+void Timeline::set_ran(StepSlot slot, const Ran& ran) {
+  if (RecordedStep* entry = Recorder::get().find(slot.recorded)) {
+    entry->begin_wall = ran.begin_wall;
+    entry->end_wall = ran.end_wall;
+    entry->run_thread = ran.thread;
+  }
+}
+
+void Timeline::set_submitted(StepSlot slot) {
+  if (RecordedStep* entry = Recorder::get().find(slot.recorded))
+    entry->submit_end_wall = Recorder::wall_ns();
 }
 
 std::vector<TimelineEntry> Timeline::entries() const {

@@ -38,7 +38,7 @@ int64_t Scheduler::earliest_deferred() const {
 }
 
 void Scheduler::place(Stream& stream, Engine engine, int64_t submit_ns, int64_t cost_ns,
-                      uint64_t slot) {
+                      StepSlot slot) {
   BusyList& busy = engines->lane(engine).virtual_time;
   if (busy.size() > kBusyBeforeCut && ++engines->reservations % kCutEvery == 0)
     busy.forget_before(engines->horizon());
@@ -49,7 +49,7 @@ void Scheduler::place(Stream& stream, Engine engine, int64_t submit_ns, int64_t 
   timeline.set_times(slot, start, clock.ready_ns);
 }
 
-void Scheduler::clock_step(Stream& stream, const Step& step, int64_t submit_ns, uint64_t slot) {
+void Scheduler::clock_step(Stream& stream, const Step& step, int64_t submit_ns, StepSlot slot) {
   if (stream.clock.deferred.empty())
     place(stream, step.engine, submit_ns, step.cost_ns, slot);
   else

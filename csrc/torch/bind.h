@@ -25,6 +25,7 @@ void bind_config(py::module_& m);
 void bind_formats(py::module_& m);
 void bind_runtime(py::module_& m);
 void bind_streams(py::module_& m);
+void bind_recorder(py::module_& m);
 void bind_memory(py::module_& m);
 void bind_snapshot(py::module_& m);
 void bind_host_memory(py::module_& m);

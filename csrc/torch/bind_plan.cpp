@@ -4,6 +4,7 @@
 // list of tensors and unpacks them as torch's own bindings do.
 #include <torch/csrc/autograd/python_variable.h>
 
+#include "card/recorder.h"
 #include "torch/bind.h"
 #include "torch/current.h"
 #include "torch/errors.h"
@@ -62,6 +63,8 @@ PlanStep read_step(const py::dict& dict) {
   if (step.kind == card::Engine::Compute) {
     step.program_ptr = field<uint64_t>(dict, "program_ptr");
     step.args = field<std::vector<int>>(dict, "args");
+    if (dict.contains("sources"))
+      step.sources = card::source_number(field<std::string>(dict, "sources"));
     return step;
   }
   step.handle = field<std::string>(dict, "handle");

@@ -3,6 +3,7 @@
 #include <ATen/Parallel.h>
 
 #include <atomic>
+#include <cstring>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -24,6 +25,7 @@ card::Step make_step(const card::Device& device, card::Engine engine, const char
                      int64_t bytes) {
   card::Step step;
   step.engine = engine;
+  step.kind = std::strcmp(what, "memset") == 0 ? card::StepKind::Set : card::StepKind::Copy;
   step.name.reserve(48);
   step.name.append(OpScope::current()).append(" ").append(what);
   const card::CostModel& cost = device.streams->cost();

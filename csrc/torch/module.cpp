@@ -12,6 +12,7 @@ PYBIND11_MODULE(_C, m) {
   bind_formats(m);
   bind_runtime(m);
   bind_streams(m);
+  bind_recorder(m);
   bind_memory(m);
   bind_snapshot(m);
   bind_host_memory(m);
