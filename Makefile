@@ -32,7 +32,7 @@ NATIVE := CMakeLists.txt $(wildcard cmake/*) pyproject.toml \
 CXX_SOURCES := $(filter %.cpp,$(NATIVE))
 CXX_FILES := $(wildcard csrc/*/*.cpp csrc/*/*.h csrc/*/*/*.cpp csrc/*/*/*.h)
 
-.PHONY: setup tools run test test-all test-torch-next test-asan test-tsan bench lint format docs \
+.PHONY: setup tools run test test-all test-torch-next test-asan test-tsan bench trace-tools lint format docs \
         clean clean-venv
 
 setup: $(VENV)/.stamp-openspyre
@@ -87,6 +87,10 @@ test-all: setup
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(PYTEST_ARGS)
 test-torch-next: $(NEXT)/.stamp-openspyre
 	$(NEXT)/bin/python -m pytest -n $(JOBS) --dist loadfile -m "not slow" $(PYTEST_ARGS)
+# Tools of others that read our traces, for tests/test_profiler_tools.py.
+trace-tools:
+	$(PYTHON) -m venv .venv-trace
+	.venv-trace/bin/pip install -q $(PIP_ARGS) -r requirements-trace.txt
 bench: setup
 	$(BIN)/python -m benchmarks
 

@@ -25,6 +25,7 @@ SUBJECTS = {
     "copies": "copies",
     "programs": "programs",
     "compiler": "compiler",
+    "profiler": "profiler",
 }
 
 

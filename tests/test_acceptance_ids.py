@@ -55,8 +55,6 @@ DEFERRED: dict[str, set[str]] = {
     "needs the distributed backend": ids("rt", range(76, 81))
     | ids("pt", 27)
     | ids("b", 154, 155, 157, 158),
-    "needs the profiler, the trace or the live view": ids("pt", 15)
-    | ids("b", 164, 166, 167, 169, 170, 172),
     "needs the failure report and the tools of whole models": ids(
         "b", 163, 179, 181, 182, 184, 185, 187
     ),

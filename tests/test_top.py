@@ -68,7 +68,7 @@ def test_json_has_every_figure_of_every_device(pages: Path) -> None:
     assert first["engines"][2] == {"name": "Compute", "steps": 7, "bytes": 70, "busy_ns": 700}
 
 
-def test_csv_has_a_line_a_device(pages: Path) -> None:
+def test_b172_csv_has_a_line_a_device(pages: Path) -> None:
     first, second = csv.DictReader(io.StringIO(top("--csv").output))
     assert (first["device"], second["device"]) == ("0", "1")
     assert (first["allocated"], second["allocated"]) == ("400", "123")

@@ -58,8 +58,10 @@ class Session final : public libkineto::IActivityProfilerSession {
     buffer_->span = libkineto::TraceSpan(start, end, "spyre");
     buffer_->gpuOpCount = 0;
     TraceActivities made = make_activities(recording_.steps, buffer_->span, linked);
-    for (const libkineto::DeviceInfo& device : made.devices) logger.handleDeviceInfo(device, start);
     for (const libkineto::ResourceInfo& row : made.rows) logger.handleResourceInfo(row, start);
+    devices_ = std::move(made.devices);
+    logger_ = &logger;
+    start_ = start;
     for (auto& activity : made.activities) {
       if (!wanted_.count(activity->activityType)) continue;
       ++buffer_->gpuOpCount;
@@ -76,7 +78,14 @@ class Session final : public libkineto::IActivityProfilerSession {
                         "profile fewer steps of the model at a time");
     recording_ = {};
   }
-  std::unique_ptr<libkineto::DeviceInfo> getDeviceInfo() override { return nullptr; }
+  // Kineto asks for one device, with the logger of processTrace() still at work and after it has
+  // called the first 16 devices "GPU n" itself; the last name counts. Ours may be several.
+  std::unique_ptr<libkineto::DeviceInfo> getDeviceInfo() override {
+    libkineto::ActivityLogger* logger = std::exchange(logger_, nullptr);
+    if (devices_.empty() || !logger) return nullptr;
+    for (size_t i = 1; i < devices_.size(); ++i) logger->handleDeviceInfo(devices_[i], start_);
+    return std::make_unique<libkineto::DeviceInfo>(devices_[0]);
+  }
   std::vector<libkineto::ResourceInfo> getResourceInfos() override { return {}; }
   std::unique_ptr<libkineto::CpuTraceBuffer> getTraceBuffer() override {
     return std::move(buffer_);
@@ -90,6 +99,9 @@ class Session final : public libkineto::IActivityProfilerSession {
   std::optional<uint64_t> begin_;
   card::Recorder::Recording recording_;
   std::unique_ptr<libkineto::CpuTraceBuffer> buffer_;
+  std::vector<libkineto::DeviceInfo> devices_;
+  libkineto::ActivityLogger* logger_ = nullptr;
+  int64_t start_ = 0;
   std::vector<std::string> errors_;
 };
 

@@ -61,13 +61,13 @@ const char* call_of(ActivityType type) {
   }
 }
 
-// For a place between quotation marks of JSON: Kineto writes metadata as it gets it.
-std::string escaped(const std::string& text) {
+// For a place between quotation marks of JSON: Kineto writes text as it gets it, but for
+// backslashes, which it turns into slashes. So nothing can be escaped.
+std::string plain(const std::string& text) {
   std::string out;
   out.reserve(text.size());
   for (const char c : text) {
-    if (c == '"' || c == '\\') out += '\\';
-    out += static_cast<unsigned char>(c) < 0x20 ? ' ' : c;
+    out += c == '"' ? '\'' : c == '\\' ? '/' : static_cast<unsigned char>(c) < 0x20 ? ' ' : c;
   }
   return out;
 }
@@ -78,9 +78,9 @@ void describe(GenericTraceActivity& activity, const RecordedStep& step) {
   activity.addMetadata("stream", step.stream);
   activity.addMetadataQuoted("engine", card::engine_name(step.engine));
   activity.addMetadata("bytes", step.bytes);
-  if (step.name != activity.activityName) activity.addMetadataQuoted("step", escaped(step.name));
+  if (step.name != activity.activityName) activity.addMetadataQuoted("step", plain(step.name));
   if (step.sources)
-    activity.addMetadataQuoted("source operations", escaped(card::source_text(step.sources)));
+    activity.addMetadataQuoted("source operations", plain(card::source_text(step.sources)));
   if (step.begin_virtual >= 0) {
     activity.addMetadata("modelled begin (ns)", step.begin_virtual);
     activity.addMetadata("modelled end (ns)", step.end_virtual);
@@ -92,7 +92,7 @@ void describe(GenericTraceActivity& activity, const RecordedStep& step) {
 std::unique_ptr<GenericTraceActivity> make(const libkineto::TraceSpan& span, ActivityType type,
                                            std::string name, const RecordedStep& step,
                                            bool starts_flow) {
-  auto activity = std::make_unique<GenericTraceActivity>(span, type, escaped(name));
+  auto activity = std::make_unique<GenericTraceActivity>(span, type, plain(name));
   activity->id = static_cast<int32_t>(step.correlation);
   activity->flow.id = static_cast<uint32_t>(step.correlation);
   activity->flow.type = libkineto::kLinkAsyncCpuGpu;

@@ -213,7 +213,8 @@ def kernels_of(steps: Sequence[ProgramStep]) -> tuple[list[Kernel], list[Tensor]
             if tensor not in tensors:
                 tensors.append(tensor)
             args.append(tensors.index(tensor))
-        kernels.append(Kernel(step.program, args=tuple(args)))
+        sources = tuple(dict.fromkeys(op.name for op in step.kernel.ops if op.name))
+        kernels.append(Kernel(step.program, args=tuple(args), sources=sources))
     return kernels, tensors
 
 

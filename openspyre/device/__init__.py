@@ -224,6 +224,14 @@ def __getattr__(name: str) -> Any:
         from openspyre.observe.explain import explain
 
         return explain
+    if name == "trace":
+        from openspyre.observe.card_trace import trace
+
+        return trace
+    if name == "recorded":
+        from openspyre.observe.recorded import recorded
+
+        return recorded
     if name in ("intermediates", "compare"):
         from openspyre.observe import intermediates
 

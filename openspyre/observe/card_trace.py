@@ -190,6 +190,7 @@ def card_trace(
         {
             "traceEvents": named + out,
             "displayTimeUnit": "ns",
+            "deviceProperties": [],  # by which acelyzer knows the shape of torch.profiler
             "otherData": {
                 "clock": "virtual, modelled: not a measurement",
                 "card": spec.name,
@@ -314,7 +315,8 @@ def _counter(pid: int, name: str, at: float, rate: float) -> dict[str, Any]:
 
 def _meta(what: str, pid: int, tid: int, value: str | int) -> dict[str, Any]:
     key = "sort_index" if what.endswith("sort_index") else "name"
-    return {"ph": "M", "name": what, "pid": pid, "tid": tid, "args": {key: value}}
+    # Of no use, but acelyzer wants a time in every event.
+    return {"ph": "M", "name": what, "pid": pid, "tid": tid, "ts": 0, "args": {key: value}}
 
 
 def _processes(rows: Iterable[tuple[int, int]]) -> list[tuple[int, str]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
+from typing import Any
 
 from openspyre import _C
 from openspyre.card import CardSpec
@@ -87,7 +88,7 @@ def prepare_programs(
     code = spyrecode_of(kernels, name, images)
     _check_card(code, card)
     names = _step_names(code, None)
-    description = {
+    description: dict[str, Any] = {
         "name": name,
         "hash": code.content_hash,
         "static_size": code.allocate.static_size,
@@ -97,6 +98,8 @@ def prepare_programs(
         "inits": [(init.dev_ptr, init.data) for init in code.inits],
         "steps": [_describe_step(s, n) for s, n in zip(code.steps, names, strict=True)],
     }
+    for step, kernel in zip(reversed(description["steps"]), reversed(kernels), strict=False):
+        step["sources"] = ", ".join(kernel.sources)
     native = _C.Plan(device, description, _memoized(code, card, sizes))
     return JobPlan(code, device, native, names)
 

@@ -31,11 +31,13 @@ IMAGE_FILE = "init_binary.bin"
 class Kernel:
     """One program of a job. `name`: of its step, default the program's. `args[i]`: the launch
     argument that the program's argument i takes, default 0, 1, ...; kernels that name the same
-    number share the tensor."""
+    number share the tensor. `sources`: the operations it was compiled from, for profilers; a
+    directory does not keep them."""
 
     program: Program
     name: str | None = None
     args: tuple[int, ...] | None = None
+    sources: tuple[str, ...] = ()
 
 
 def write_spyrecode(
