@@ -221,6 +221,25 @@ def test_a_run_that_did_nothing(tmp_path: Path) -> None:
     assert "No step was seen" in (tmp_path / "page.html").read_text()
 
 
+def test_a_short_timeline_loses_nothing_and_lost_steps_are_told(run_python: Any) -> None:
+    code = """
+import torch
+from openspyre.observe.report import watch
+from openspyre.observe.report_gather import gather
+x = torch.ones(64, 64, device="spyre")
+with watch() as run:
+    for _ in range(40): x = x + 1
+    torch.spyre.synthetic.clear_timeline()
+data = gather(run)
+(compute,) = (e for e in data.engines if e.name == "compute")
+assert compute.steps == sum(k.launches for k in data.kernels) == 40, compute
+assert not run.lost and not data.notes
+run.lost = 7000
+assert "7,000 later ones" in gather(run).notes[0]
+"""
+    run_python(code, {"OPENSPYRE_TIMELINE": "16"})
+
+
 # --- pictures of hand-made steps
 
 

@@ -136,8 +136,8 @@ def _tell(data: ReportData, out: str) -> None:
     click.echo(f"  {data.bound.text}")
     for layer in sorted(data.layers, key=lambda one: -one.total_ns)[:TOP]:
         click.echo(
-            f"  {percent_text(layer.share):>7}  {layer.name[:60]}, bound by {layer.bound_by}"
-            " (modelled)"
+            f"  {percent_text(layer.share):>7}  {layer.name[:60]}"
+            f"{', bound by ' + layer.bound_by if layer.bound_by else ''} (modelled)"
         )
     calls = sum(row.calls for row in data.fallbacks)
     if calls:

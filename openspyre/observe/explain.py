@@ -338,7 +338,10 @@ def fallbacks_since(before: FallbackReport) -> list[FallbackRow]:
     old = {row.operation: row for row in before.rows}
     found: list[FallbackRow] = []
     for row in fallback_report().rows:
-        past = old.get(row.operation, FallbackRow(row.operation, 0, 0, 0))
+        none = FallbackRow(row.operation, 0, 0, 0)
+        past = old.get(row.operation, none)
+        if past.calls > row.calls:  # the account was set to zero meanwhile
+            past = none
         if row.calls > past.calls:
             found.append(
                 replace(

@@ -5,10 +5,10 @@
             decode.count = generate()
     write_report("page.html", run)
 
-Watching reads the card's Timeline and statistics, is told of the regions that run, and looks at the
-memory now and then; it changes no bit and clears nothing. The figures come from `report_gather.py`,
-the drawings from `report_figures.py`, the page from `report_page.py`. Needs torch and the
-extension; what draws is imported when a page is written.
+Watching records the card's steps, reads its statistics, is told of the regions that run, and looks
+at the memory now and then; it changes no bit and clears nothing. The figures come from
+`report_gather.py`, the drawings from `report_figures.py`, the page from `report_page.py`. Needs
+torch and the extension; what draws is imported when a page is written.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from openspyre import _C
 from openspyre.card import SEGMENT_BITS
+from openspyre.observe.recorded import Event, Recording, recorded
 
 if TYPE_CHECKING:
     import torch
@@ -79,9 +80,9 @@ class MemorySample:
 class Run:
     """What was seen of one device inside a `watch`. Filled when it ends; `phase` is for use within.
 
-    `rows`: the steps of the device's Timeline, as `torch.spyre.synthetic.timeline` gives them;
-    `totals`: (steps, bytes, busy ns) of each engine, exact even where the Timeline has dropped rows
-    (`lost` of them). `names`: what blocks of the memory are, by device address.
+    `rows`: the steps of the device, fields as in `torch.spyre.synthetic.timeline`; `totals`:
+    (steps, bytes, busy ns) of each engine, exact even where the recorder was full (`lost` steps).
+    `names`: what blocks of the memory are, by device address.
     """
 
     title: str = ""
@@ -227,7 +228,8 @@ class _Watcher:
         self.run = run
         self.began = time.perf_counter()
         self.before: dict[str, tuple[int, int, int]] = dict.fromkeys(ENGINES, (0, 0, 0))
-        self.last = 0  # the newest correlation id before the run
+        self.recording = Recording()
+        self.recorder = ExitStack()
         self.fullest = -1
         self.ended = threading.Event()
         self.thread = threading.Thread(target=self._sample, name="openspyre-report", daemon=True)
@@ -245,8 +247,7 @@ class _Watcher:
             _C.device_synchronize(run.device)
             run.start_ns = _C.device_time_ns(run.device)
             self.before = {name: _C.engine_totals(run.device, name) for name in ENGINES}
-            rows = _C.timeline(run.device)
-            self.last = rows[-1][0] if rows else 0
+        self.recording = self.recorder.enter_context(recorded(synchronize=False))
         runner.listen(self._launched)
         self.began = time.perf_counter()
         self.thread.start()
@@ -262,6 +263,7 @@ class _Watcher:
                 with suppress(RuntimeError):  # a stream in error has told its user already
                     _C.device_synchronize(run.device)
         finally:
+            self.recorder.close()
             runner.unlisten(self._launched)
             self.ended.set()
             self.thread.join()
@@ -273,7 +275,7 @@ class _Watcher:
             return
         self._look(last=True)
         run.end_ns = _C.device_time_ns(run.device)
-        run.rows = [row for row in _C.timeline(run.device) if row[0] > self.last]
+        run.rows = [_row(event) for event in self.recording.events if event.device == run.device]
         for name in ENGINES:
             now, old = _C.engine_totals(run.device, name), self.before[name]
             run.totals[name] = (now[0] - old[0], now[1] - old[1], now[2] - old[2])
@@ -318,6 +320,13 @@ class _Watcher:
         self.fullest = allocated
         run.snapshot = _C.memory_snapshot(run.device)["segments"]
         return True
+
+
+def _row(event: Event) -> tuple[int, str, str, int, int, int, int, int, str]:
+    return (
+        event.correlation, event.name, event.engine, event.stream, event.virtual_begin_ns,
+        event.virtual_end_ns, event.virtual_submit_ns, event.bytes, event.status,
+    )  # fmt: skip
 
 
 def _more(now: Mapping[str, int], before: Mapping[str, int]) -> dict[str, int]:

@@ -188,7 +188,7 @@ def _idle_cores(data: ReportData) -> Iterator[Advice]:
     worst = max(few, key=lambda k: k.total_ns * (1 - k.cores / total))
     yield Advice(
         "Let more cores work",
-        f"{len(few)} kernels use at most half of the {total} cores, {worst.name} most of all"
+        f"{len(few):,} kernels use at most half of the {total} cores, {worst.name} most of all"
         f" ({worst.cores} cores, {worst.kind}). More rows, or sizes that are multiples of 64, give"
         " the planner something to split; torch.spyre.hint(split=...) forces a split.",
         time,
@@ -196,7 +196,7 @@ def _idle_cores(data: ReportData) -> Iterator[Advice]:
 
 
 def _copies(data: ReportData) -> Iterator[Advice]:
-    copies = [k for k in data.kernels if k.mode == "other"]
+    copies = [k for k in data.kernels if k.mode == "other" and k.bytes_written]
     time = sum(k.total_ns for k in copies)
     if time >= 0.05 * _time(data):
         worst = max(copies, key=lambda k: k.total_ns)

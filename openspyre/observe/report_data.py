@@ -61,7 +61,7 @@ class KernelRow:
     name: str
     kind: str
     mode: str
-    """ "compiled" or "eager"."""
+    """ "compiled", "eager", or "other": no program is known (copies, synthetic work)."""
     region: str
     number: int
     layer: str

@@ -221,6 +221,10 @@ def _draw_lanes(figure: go.Figure, picture: Picture, size: float, by_bound: bool
 # --- layers and kernels
 
 
+def _bound(name: str) -> str:
+    return f"bound by {name}" if name else "not known"
+
+
 def _short(text: str) -> str:
     return text if len(text) <= _CHARACTERS else "…" + text[-_CHARACTERS + 1 :]
 
@@ -244,7 +248,7 @@ def layers(data: ReportData) -> go.Figure:
                 orientation="h",
                 y=list(range(len(kept))),
                 x=[round(value, 5) for value in values],
-                name=f"bound by {name}",
+                name=_bound(name),
                 marker={"color": COLOURS.get(name, COLOURS[""])},
                 customdata=[layer.name for layer in kept],
                 hovertemplate=f"%{{customdata}}: %{{x:,.4~g}} {unit} (modelled)<extra>bound by"

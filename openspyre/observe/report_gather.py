@@ -122,8 +122,8 @@ def _gaps(run: Run, joined: Joined) -> list[str]:
     found = []
     if run.lost:
         found.append(
-            f"The Timeline kept the last {len(run.rows):,} steps; {run.lost:,} older ones are in"
-            " the sums of the engines only. OPENSPYRE_TIMELINE sets how many it keeps."
+            f"The first {len(run.rows):,} steps are shown; {run.lost:,} later ones are in the sums"
+            " of the engines only. Watch a shorter part of the run."
         )
     failed = sum(1 for row in run.rows if row[8] in ("failed", "cancelled"))
     if failed:
@@ -150,7 +150,7 @@ def _kernel(ran: Ran, share: float, card: CardSpec) -> KernelRow:
         return KernelRow(
             name=ran.name, kind="copy", mode=ran.mode, region=ran.region, number=ran.number,
             layer=ran.name, operations=[ran.name], sources=[], launches=len(ran.rows),
-            modelled_ns=one, total_ns=ran.total_ns, share=share, bound_by="LPDDR5",
+            modelled_ns=one, total_ns=ran.total_ns, share=share, bound_by="LPDDR5" if moved else "",
             utilisation={}, bytes_read=moved, bytes_written=moved, lx_received=0, macs=0,
             lane_ops=0.0, rate=0.0, intensity=0.0, dtype="", cores=0, splits={}, tile={},
             lx_bytes=0, lx=[],
@@ -336,7 +336,8 @@ def _bound(run: Run, joined: Joined, span: int) -> Bound:
             continue
         computing += row.duration_ns
         facts = ran.profile.facts if ran is not None and ran.profile is not None else None
-        for name, share in (facts.utilisation if facts else {"LPDDR5": 1.0}).items():
+        moving = {"LPDDR5": 1.0} if row.bytes else {}
+        for name, share in (facts.utilisation if facts else moving).items():
             servers[name] = servers.get(name, 0.0) + share * row.duration_ns
     inside = {name: busy / max(computing, 1) for name, busy in servers.items()}
     engine = max(shares, key=lambda name: shares[name])
