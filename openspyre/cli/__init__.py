@@ -8,6 +8,7 @@ from __future__ import annotations
 import click
 
 import openspyre
+from openspyre.cli.bench import bench
 from openspyre.cli.cache import cache
 from openspyre.cli.common import EXIT_CODES, Group
 from openspyre.cli.doctor import doctor, info
@@ -15,6 +16,7 @@ from openspyre.cli.explain import explain
 from openspyre.cli.program import program
 from openspyre.cli.replay import replay
 from openspyre.cli.report import report
+from openspyre.cli.run_model import run
 from openspyre.cli.top import top
 
 
@@ -24,6 +26,8 @@ def main() -> None:
     """OpenSpyre: the spyre device for PyTorch on a software card."""
 
 
+main.add_command(run)
+main.add_command(bench)
 main.add_command(program)
 main.add_command(cache)
 main.add_command(explain)
