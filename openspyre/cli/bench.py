@@ -67,13 +67,12 @@ def bench(
             found = _measure(works, repeats, tell)
     except ModelError as error:
         raise Failed(str(error)) from error
-    base = found["cpu"]
+    base, phases = found["cpu"], list(found["cpu"])
     for row in found.values():
-        row["ratios"] = {p: base[p]["seconds"] / row[p]["seconds"] for p in base}
+        row["ratios"] = {p: base[p]["seconds"] / row[p]["seconds"] for p in phases}
     if as_json:
         print_json({"model": model, "dtype": dtype, **settings, "repeats": repeats, "runs": found})
         return
-    phases = list(base)
     click.echo(f"{model}, {dtype} on the card, float32 on the CPU; median of {repeats}\n")
     click.echo(f"{'':<16}" + "".join(f"{p:>12}{'ratio':>8}{'modelled':>20}" for p in phases))
     for name, row in found.items():

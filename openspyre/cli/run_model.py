@@ -78,6 +78,7 @@ def run(
         with failures():
             import torch
 
+            import openspyre.device as spyre
             from openspyre.models.registry import load
 
             with _watching(report, model) as watched:
@@ -85,7 +86,7 @@ def run(
                     loaded = load(where, device="spyre", dtype=getattr(torch, dtype), progress=tell)
                 if watched is not None:
                     watched.name_tensors(loaded.model)
-                torch.spyre.reset_fallback_report()
+                spyre.reset_fallback_report()
                 given = _texts(texts)
                 found = KINDS[loaded.kind](
                     loaded, given, compiled, max_new_tokens, as_json, watched
@@ -95,7 +96,7 @@ def run(
 
                 write_report(report, watched)
                 found["report"] = report
-            rows = torch.spyre.fallback_report().rows
+            rows = spyre.fallback_report().rows
     except ModelError as error:
         raise Failed(str(error)) from error
     found["fallbacks"] = {row.operation: row.calls for row in rows}
@@ -117,17 +118,19 @@ def prepare(numerics: str | None, vf: bool) -> None:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     started = False
     if "torch" in sys.modules:
-        import torch
+        import openspyre.device as spyre
 
-        started = torch.spyre.is_initialized()
+        started = spyre.is_initialized()
     if vf:
         if started:
             raise Failed("--vf: the card has started in this process as something else")
         os.environ["FLEX_DEVICE"] = "VF"
     if numerics is not None:
         if "torch" in sys.modules:
+            import openspyre.device as spyre
+
             with failures():
-                torch.spyre.numerics.set_mode(numerics)
+                spyre.numerics.set_mode(numerics)
         else:
             os.environ["OPENSPYRE_NUMERICS"] = numerics
 

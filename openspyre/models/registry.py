@@ -105,7 +105,8 @@ def load(
     tell = progress or (lambda *_: None)
     tell("reading the weights", 0, 0)
     made = _from_python(where) if where.form == "python" else _from_transformers(where, dtype)
-    made.model.to(dtype).eval()
+    model: Any = made.model
+    model.to(dtype).eval()
     move(made.model, device, tell)
     return made
 
@@ -123,8 +124,9 @@ def move(model: torch.nn.Module, device: str, progress: Progress | None = None) 
         done += size
         tell("moving them to the card", min(done, total), total)
     model.to(device)
-    if hasattr(model, "tie_weights"):
-        model.tie_weights()
+    tie: Any = getattr(model, "tie_weights", None)
+    if tie is not None:
+        tie()
 
 
 def _form(inside: str) -> str:

@@ -24,6 +24,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
 
+import openspyre.device as spyre
 from openspyre.models.families import FAMILIES, Family, build, inputs, result
 
 DEVICE = "spyre"
@@ -62,10 +63,10 @@ def _limited(seconds: int) -> Iterator[None]:
 
 def moved(model: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Module:
     """A copy on the card, with tied weights tied again."""
-    there = copy.deepcopy(model).to(dtype).to(DEVICE)
-    if hasattr(there, "tie_weights"):
-        there.tie_weights()
-    return there
+    device: Any = copy.deepcopy(model).to(dtype).to(DEVICE)
+    if hasattr(device, "tie_weights"):
+        device.tie_weights()
+    return device  # type: ignore[no-any-return]
 
 
 def there(values: dict[str, torch.Tensor], dtype: torch.dtype) -> dict[str, torch.Tensor]:
@@ -86,7 +87,7 @@ def survey(one: Family, only: list[str] | None = None, limit: int = 60) -> list[
         if only and name not in only:
             return
         found = Check(name)
-        torch.spyre.reset_fallback_report()
+        spyre.reset_fallback_report()
         started = time.perf_counter()
         try:
             with _limited(limit):
@@ -96,7 +97,7 @@ def survey(one: Family, only: list[str] | None = None, limit: int = 60) -> list[
             if os.environ.get("SURVEY_TRACE"):
                 traceback.print_exc()
         found.seconds = time.perf_counter() - started
-        found.fallbacks = {r.operation: r.calls for r in torch.spyre.fallback_report().rows}
+        found.fallbacks = {r.operation: r.calls for r in spyre.fallback_report().rows}
         checks.append(found)
 
     def forward(dtype: torch.dtype, compile: bool) -> float:

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+import openspyre.device as spyre
+
 if TYPE_CHECKING:
     from openspyre.models.registry import Loaded
 
@@ -42,8 +44,8 @@ class Clock:
     def _now(self) -> tuple[float, int]:
         at = 0
         if self.card:
-            torch.spyre.synchronize(self.index)
-            at = torch.spyre.synthetic.device_time_ns(self.index)
+            spyre.synchronize(self.index)
+            at = spyre.synthetic.device_time_ns(self.index)
         return time.perf_counter(), at
 
     def look(self) -> tuple[float, int]:
