@@ -36,6 +36,7 @@ from openspyre.compiler.view import NeedsCopy, View, common_factors, fresh
 from openspyre.formats import Mode
 from openspyre.program import body as f
 from openspyre.program.body import Reg, trace
+from openspyre.program.expr import Binary, Expr, Var
 from openspyre.program.ops import Combine
 
 REGISTER = {
@@ -56,7 +57,7 @@ class Scalar:
     type: str
 
 
-Operand: TypeAlias = "View | Scalar | int | float | bool"
+Operand: TypeAlias = "View | Scalar | Expr | int | float | bool"
 Where: TypeAlias = "int | View"
 """Where an index of a tensor comes from: a logical dim of the box, or an integer view."""
 
@@ -123,8 +124,6 @@ class GraphBuilder:
 
     def size_symbol(self, name: str, minimum: int, maximum: int, hint: int) -> Size:
         """A size given at launch."""
-        from openspyre.program.expr import Var
-
         self.graph.symbols[name] = Symbol(name, "size", minimum, maximum, hint)
         return Var(name)
 
@@ -577,6 +576,9 @@ class GraphBuilder:
                 elif isinstance(arg, Scalar):
                     reg = maker.scalar(arg.symbol, arg.type)
                     regs.append(f.cast(reg, REGISTER[compute]) if compute else reg)
+                elif isinstance(arg, Expr):
+                    reg = _sized(maker, arg)
+                    regs.append(f.cast(reg, REGISTER[compute]) if compute else reg)
                 else:
                     natural = (
                         "b" if isinstance(arg, bool) else "f" if isinstance(arg, float) else "l"
@@ -590,6 +592,18 @@ class GraphBuilder:
             return tuple(f.cast(r, REGISTER[d]) for r, d in zip(results, dtypes, strict=True))
 
         return inner
+
+
+def _sized(maker: Reg, size: Expr) -> Reg:
+    """A size as an int64 register."""
+    if isinstance(size, Var):
+        return maker.scalar(size.name, "l")
+    if isinstance(size, Binary) and size.op in ("+", "-", "*"):
+        left, right = _sized(maker, size.left), _sized(maker, size.right)
+        return left + right if size.op == "+" else left - right if size.op == "-" else left * right
+    if size.constant is None:
+        raise NeedsCopy(f"the size {size} as a number of a body")
+    return maker.const("l", size.constant)
 
 
 def typed(raw: Reg, dtype: str, register: str) -> Reg:

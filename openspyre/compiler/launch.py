@@ -21,7 +21,7 @@ from openspyre.compiler.compile import CopyStep, ProgramStep, Region
 from openspyre.compiler.errors import CompileError
 from openspyre.compiler.graph import Access, Affine, Place, Role, Tensor
 from openspyre.compiler.options import CompileOptions
-from openspyre.compiler.sizes import Size, known
+from openspyre.compiler.sizes import Size, known, value_of
 from openspyre.formats import STICK_BYTES, Mode
 from openspyre.program.model import Card
 
@@ -103,6 +103,13 @@ class LoadedRegion:
             part.plan._native.launch_bound(
                 [tensor for tensor, _ in places], [offset for _, offset in places], values
             )
+
+    def lay_for_largest(self) -> None:
+        """Lays temps of symbolic sizes out once, for the largest that the symbols allow."""
+        if self.symbolic:
+            largest = {s.name: s.maximum for s in self.region.graph.symbols.values()}
+            self.temps, self.temp_bytes = _lay_temps(self.region, largest)
+            self.symbolic = False
 
     def _temps(self, symbols: Mapping[str, int | float]) -> dict[str, Home]:
         at, total = self.temps, self.temp_bytes
@@ -312,7 +319,7 @@ def _lay_temps(region: Region, symbols: Mapping[str, int | float]) -> tuple[dict
 def _value(size: Size, symbols: Mapping[str, int | float]) -> int:
     if isinstance(size, int):
         return size
-    return size.evaluate({name: int(v) for name, v in symbols.items() if isinstance(v, int)})
+    return value_of(size, {name: int(v) for name, v in symbols.items() if isinstance(v, int)})
 
 
 def _float_bits(value: int | float) -> int:

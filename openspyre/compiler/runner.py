@@ -7,8 +7,9 @@ combination (and for each set of sizes, where sizes are symbols). Needs torch an
 from __future__ import annotations
 
 import logging
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import torch
@@ -17,9 +18,11 @@ from openspyre import _C
 from openspyre.compiler import cache, launch, stepwise, weights
 from openspyre.compiler.bind import Bound, bind, bind_view, storage_layout
 from openspyre.compiler.build import GraphBuilder, Scalar
+from openspyre.compiler.families import Extra, Family, family
 from openspyre.compiler.graph import Role
+from openspyre.compiler.patterns import range_of, symbolic
 from openspyre.compiler.results import Made, made
-from openspyre.compiler.sizes import known
+from openspyre.compiler.sizes import known, value_of
 from openspyre.compiler.traced import (
     SEEDED,
     Call,
@@ -33,6 +36,9 @@ from openspyre.formats import Mode, format_for
 from openspyre.ops.eager_run import CONSTANT, OUTPUT, TEMP, TENSOR
 
 _log = logging.getLogger("openspyre.plans")
+PLANS = 1024
+"""Plans that a region keeps. A plan of symbolic sizes is small; a size may come and not return."""
+
 _KEY = ("numerics", "hint", "sizes")
 _FACTS = ("shape", "strides", "layout, dtype kept, origin")
 
@@ -57,7 +63,7 @@ class Planned:
     """A region for one combination. For each launch argument: which tensor (negative: the base of
     new result -1 - n) and how it is seen. `copied`: inputs that go through a dense copy; `back`:
     those whose copy is written back; `plain`: every result is its base; `lines`: the user's line of
-    each op that the region was compiled from."""
+    each op that the region was compiled from; `symbols`: the sizes that the region is given."""
 
     loaded: launch.LoadedRegion
     sources: list[tuple[int, Bound]]
@@ -68,6 +74,7 @@ class Planned:
     plain: bool
     lines: list[str]
     direct: Direct | None = None
+    symbols: dict[str, int | float] = field(default_factory=dict)
 
     def results(self, bases: list[torch.Tensor]) -> list[torch.Tensor]:
         """The new results, when their bases are written."""
@@ -77,16 +84,27 @@ class Planned:
 
 
 @dataclass
+class _Shared:
+    """A family at work: what its members' plans have in common."""
+
+    family: Family
+    loaded: launch.LoadedRegion
+    draws: list[int]
+    lines: list[str]
+
+
+@dataclass
 class Direct:
     """A region that is one launch, ready for it: what argument n of `launch` is. `which`: a tensor
     of the call, a new result -1 - n, or (beyond both) one of `held`, of which the last is the block
-    of temps that every launch makes anew."""
+    of temps that every launch makes anew. `values`: of the plan's symbols."""
 
     plan: Any
     which: list[int]
     offsets: list[int]
     held: list[torch.Tensor]
     temp_bytes: int
+    values: list[int]
 
 
 class Runner:
@@ -96,9 +114,12 @@ class Runner:
         self.region, self.device = region, device
         self.new = [r for r in region.results if r.into < 0]
         self.written = sorted({r.into for r in region.results if r.into >= 0})
-        self._plans: dict[Any, Planned] = {}
+        self._plans: OrderedDict[Any, Planned] = OrderedDict()
         self._refused: set[Any] = set()
         self._alone: dict[str, Runner] = {}
+        self._families: dict[Any, _Shared | None] = {}
+        self._before: tuple[int, ...] | None = None  # the sizes of the newest plan
+        self._changed: frozenset[str] = frozenset()  # symbols that have had two values
         self._last: Any = None  # the key of the newest plan
 
     def __call__(self, tensors: Sequence[torch.Tensor], sizes: Sequence[int]) -> list[torch.Tensor]:
@@ -119,6 +140,8 @@ class Runner:
                 return self._stepwise(tensors, sizes)
             self._tell(key)
             self._plans[self._key(tensors, sizes)] = plan  # weights may have been relaid
+            while len(self._plans) > PLANS:
+                self._plans.popitem(last=False)
         for listener in _listeners:
             listener(plan, tensors)
         device = torch.device("spyre", self.device)
@@ -129,7 +152,7 @@ class Runner:
             if direct.temp_bytes:
                 pool.append(torch.empty((direct.temp_bytes,), dtype=torch.uint8, device=device))
             pool += reversed(bases)
-            direct.plan.launch_bound([pool[n] for n in direct.which], direct.offsets, ())
+            direct.plan.launch_bound([pool[n] for n in direct.which], direct.offsets, direct.values)
             return plan.results(bases)
         ready: Sequence[torch.Tensor] = tensors
         if plan.copied:
@@ -147,7 +170,7 @@ class Runner:
             else:
                 launched.append(ready[number])
             bounds.append(bound)
-        symbols: dict[str, int | float] = {}
+        symbols = dict(plan.symbols)
         if plan.draws:
             symbols["seed"], offset = take_blocks(self.device, sum(plan.draws))
             for number, blocks in enumerate(plan.draws):
@@ -161,8 +184,8 @@ class Runner:
     def recipe(self, tensors: Sequence[torch.Tensor], sizes: Sequence[int]) -> dict[str, Any] | str:
         """How a call that was planned is launched by csrc/torch/native_ops.cpp, or why not."""
         plan = self._plans.get(self._key(tensors, sizes))
-        if plan is None or plan.direct is None or not plan.plain:
-            return "more than one launch"
+        if plan is None or plan.direct is None or not plan.plain or plan.direct.values:
+            return "more than one launch, or sizes that are symbols"
         direct = plan.direct
         seen = {number: bound for number, bound in plan.sources if number >= 0}
         arguments: list[tuple[int, int, int]] = []
@@ -238,6 +261,114 @@ class Runner:
     # --- planning
 
     def _plan(self, tensors: Sequence[torch.Tensor], sizes: Sequence[int]) -> Planned:
+        if self.region.symbols:
+            plan = self._shared_plan(tensors, sizes)
+            if plan is not None:
+                return plan
+        return self._exact_plan(tensors, sizes)
+
+    def _shared_plan(self, tensors: Sequence[torch.Tensor], sizes: Sequence[int]) -> Planned | None:
+        """A plan whose region serves other sizes too; None when there is no such region.
+
+        All size symbols vary, or, where a lowering wants one as a number, those that have changed
+        so far: with `dynamic=True` Dynamo makes a symbol of every size there is, and of one length
+        several."""
+        names = [s.name for s in self.region.symbols]
+        before, self._before = self._before, tuple(sizes)
+        changed = [
+            n for n, old, new in zip(names, before or sizes, sizes, strict=True) if old != new
+        ]
+        self._changed |= frozenset(changed)
+        every = frozenset(names)
+        for varying, merged in dict.fromkeys(
+            ((every, False), (self._changed, False), (self._changed, True))
+        ):
+            if varying:
+                shared = self._shared(tensors, sizes, varying, merged)
+                plan = None if shared is None else self._member(shared, tensors, sizes)
+                if plan is not None:
+                    return plan
+        return None
+
+    def _member(
+        self, shared: _Shared, tensors: Sequence[torch.Tensor], sizes: Sequence[int]
+    ) -> Planned | None:
+        member = shared.family.member(tensors, sizes, Mode(_C.numerics()[0]))
+        if member is None:
+            _log.info("%s: a tensor lies differently than under other sizes", self.region.name)
+            return None
+        sources, outputs = member
+        arguments = [sources[t.name] for t in shared.loaded.arguments]
+        plan = Planned(
+            shared.loaded, arguments, outputs, [], [], shared.draws, True, shared.lines,
+            symbols={
+                s.name: value
+                for s, value in zip(self.region.symbols, sizes, strict=True)
+                if s.name in shared.family.graph.symbols
+            },
+        )  # fmt: skip
+        if not shared.draws:
+            plan.direct = self._direct(plan, len(tensors))
+        return plan
+
+    def _shared(
+        self,
+        tensors: Sequence[torch.Tensor],
+        sizes: Sequence[int],
+        varying: frozenset[str],
+        merged: bool,
+    ) -> _Shared | None:
+        """The family of these sizes at work, made the first time; None when there is none."""
+        key = self._family_key(tensors, sizes, varying, merged)
+        if key in self._families:
+            return self._families[key]
+        draws: list[int] = []
+
+        def extra(b: GraphBuilder) -> Extra:
+            draws.clear()
+            return self._seeds(b, draws)
+
+        mode = Mode(_C.numerics()[0])
+        try:
+            made = family(self.region, tensors, sizes, varying, mode, extra, merged=merged)
+            made.graph.exclusive = _exclusive(tensors, self.written)
+            lines = [op.source for op in made.graph.ops]
+            key_of_graph, region = cache.compiled(made.graph, launch.options_now(mode))
+            loaded = launch.loaded(key_of_graph, region, self.device)
+        except (torch.OutOfMemoryError, torch.AcceleratorError):
+            raise
+        except Exception as error:  # lowerings ask for numbers in many ways
+            which = ", ".join(sorted(varying))
+            _log.info("%s makes no program for any %s: %s", self.region.name, which, error)
+            self._families[key] = None
+            return None
+        loaded.lay_for_largest()
+        shared = _Shared(made, loaded, draws, lines)
+        # Planning may have relaid weights: the key is another now.
+        self._families[self._family_key(tensors, sizes, varying, merged)] = shared
+        return shared
+
+    def _family_key(
+        self,
+        tensors: Sequence[torch.Tensor],
+        sizes: Sequence[int],
+        varying: frozenset[str],
+        merged: bool,
+    ) -> Any:
+        ranges = tuple(
+            range_of(symbol, value) if symbol.name in varying else value
+            for symbol, value in zip(self.region.symbols, sizes, strict=True)
+        )
+        fixed = tuple(
+            None if symbolic(facts, varying) else (t.shape, t.stride(), _C.tensor_facts(t))
+            for facts, t in zip(self.region.inputs, tensors, strict=True)
+        )
+        moving = [n for n, s in zip(sizes, self.region.symbols, strict=True) if s.name in varying]
+        equal = tuple(moving.index(n) for n in moving) if merged else None
+        exclusive = _exclusive(tensors, self.written)
+        return _C.numerics(), _C.hint(), varying, equal, ranges, fixed, exclusive
+
+    def _exact_plan(self, tensors: Sequence[torch.Tensor], sizes: Sequence[int]) -> Planned:
         mode = Mode(_C.numerics()[0])
         b = GraphBuilder(self.region.name, mode)
         symbols = {s.name: v for s, v in zip(self.region.symbols, sizes, strict=True)}
@@ -264,7 +395,7 @@ class Runner:
             name: tensors[number] for name, (number, _) in sources.items() if number not in copied
         }
         if weights.relay(b.graph, inputs):
-            return self._plan(tensors, sizes)
+            return self._exact_plan(tensors, sizes)
         outputs: list[Made] = []
         for result, value in zip(self.region.results, results, strict=True):
             if result.into >= 0:
@@ -301,8 +432,9 @@ class Runner:
         """The plan as one call with everything looked up, where it is one launch."""
         loaded = plan.loaded
         segment = loaded.single
-        if segment is None or segment.symbols:
+        if segment is None or any(name not in plan.symbols for name, _ in segment.symbols):
             return None
+        numbers = {name: int(value) for name, value in plan.symbols.items()}
         given = {
             t.name: source for t, source in zip(loaded.arguments, plan.sources, strict=True)
         }  # fmt: skip
@@ -311,9 +443,7 @@ class Runner:
         offsets: list[int] = []
         for tensor in segment.tensors:
             name = tensor.memory.name
-            offset = 0 if tensor.alias is None else known(tensor.alias.offset)
-            if offset is None:
-                return None
+            offset = 0 if tensor.alias is None else value_of(tensor.alias.offset, numbers)
             if name in given:
                 number, bound = given[name]
                 which.append(number)
@@ -330,6 +460,7 @@ class Runner:
             offsets,
             [loaded.constants[n] for n in names],
             loaded.temp_bytes,
+            [numbers[name] for name, _ in segment.symbols],
         )
 
     @staticmethod

@@ -6,10 +6,11 @@ torch.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Mapping
 from typing import TypeAlias
 
-from openspyre.program.expr import Expr, expr
+from openspyre.program.expr import Binary, Expr, expr
 
 Size: TypeAlias = "int | Expr"
 
@@ -25,6 +26,11 @@ def size_of(value: Size) -> Size:
 def known(value: Size) -> int | None:
     """The number, or None for a symbolic size."""
     return value if isinstance(value, int) else value.constant
+
+
+def value_of(value: Size, symbols: Mapping[str, int]) -> int:
+    """The number under `symbols`. Raises ExprError for one that is missing."""
+    return value if isinstance(value, int) else value.evaluate(symbols)
 
 
 def times(left: Size, right: Size) -> Size:
@@ -50,10 +56,36 @@ def product(values: Iterable[Size]) -> Size:
 
 
 def same(left: Size, right: Size) -> bool:
-    """Whether two sizes are certainly equal: equal numbers, or the same expression."""
+    """Whether two sizes are certainly equal: equal numbers, or the same sum of products."""
     if isinstance(left, int) and isinstance(right, int):
         return left == right
-    return size_of(left) == size_of(right)
+    return size_of(left) == size_of(right) or _terms(left) == _terms(right)
+
+
+def _terms(value: Size) -> dict[tuple[str, ...], int]:
+    """A size as a sum of products: how often each product of factors (their texts, sorted) occurs.
+    What is neither sum nor product is a factor."""
+    if isinstance(value, Binary) and value.op in ("+", "-", "*"):
+        left, right = _terms(value.left), _terms(value.right)
+        found: dict[tuple[str, ...], int] = {}
+        if value.op == "*":
+            for a, n in left.items():
+                for b, m in right.items():
+                    key = tuple(sorted((*a, *b)))
+                    found[key] = found.get(key, 0) + n * m
+        else:
+            found = dict(left)
+            for key, n in right.items():
+                found[key] = found.get(key, 0) + (n if value.op == "+" else -n)
+        return {key: n for key, n in found.items() if n}
+    number = known(value)
+    if number is not None:
+        return {(): number} if number else {}
+    if isinstance(value, Binary) and value.op == "//":
+        whole, part = _terms(value.left), known(value.right)
+        if part is not None and part > 0 and all(n % part == 0 for n in whole.values()):
+            return {key: n // part for key, n in whole.items()}
+    return {(str(value),): 1}
 
 
 def quotient(whole: Size, part: Size) -> Size | None:
@@ -65,25 +97,24 @@ def quotient(whole: Size, part: Size) -> Size | None:
         return 1
     if b == 1:
         return whole
-    left, right = factors_of(whole), factors_of(part)
+    above, left = _counted(whole)
+    below, right = _counted(part)
     for factor in right:
-        if factor in left:
-            left.remove(factor)
-            continue
-        number = known(factor)
-        index = next(
-            (i for i, f in enumerate(left) if number and (k := known(f)) and k % number == 0), None
-        )
-        if index is None or number is None:
+        if factor not in left:
             return None
-        left[index] = (known(left[index]) or 0) // number
-    return product(left)
+        left.remove(factor)
+    return times(above // below, product(left)) if below > 0 and above % below == 0 else None
+
+
+def _counted(value: Size) -> tuple[int, list[Size]]:
+    """The factors of a product: the numbers among them multiplied, and the others."""
+    factors = factors_of(value)
+    numbers = [n for f in factors if (n := known(f)) is not None]
+    return math.prod(numbers), [f for f in factors if known(f) is None]
 
 
 def factors_of(value: Size) -> list[Size]:
     """The factors of a product, as it is written."""
-    from openspyre.program.expr import Binary
-
     if isinstance(value, Binary) and value.op == "*":
         return factors_of(value.left) + factors_of(value.right)
     return [size_of(value)]

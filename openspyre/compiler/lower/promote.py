@@ -23,7 +23,7 @@ from openspyre.compiler.view import View
 from openspyre.formats import format_for
 from openspyre.program import body as f
 from openspyre.program.body import Reg
-from openspyre.program.expr import Binary, Var
+from openspyre.program.expr import Binary, Expr, Var
 
 HALVES = ("float16", "bfloat16")
 FLOATS = ("float16", "bfloat16", "float32", "float8_e4m3fn", "float8_e5m2")
@@ -46,7 +46,7 @@ class ZeroDim:
     dtype: str
 
 
-Operand: TypeAlias = "View | ZeroDim | Scalar | int | float | bool"
+Operand: TypeAlias = "View | ZeroDim | Scalar | Expr | int | float | bool"
 
 
 def torch_dtype(name: str) -> torch.dtype:
@@ -81,6 +81,8 @@ def natural_dtype(value: Operand) -> str:
         return value.dtype
     if isinstance(value, Scalar):
         return default_float() if value.type == "f" else "int64"
+    if isinstance(value, Expr):  # a size
+        return "int64"
     if isinstance(value, complex):
         return "complex64"
     if isinstance(value, bool):

@@ -21,7 +21,7 @@ from openspyre.compiler.errors import CompileError
 from openspyre.compiler.graph import Access, Graph, Op, OpKind, Tensor
 from openspyre.compiler.options import CompileOptions
 from openspyre.compiler.schedule import common
-from openspyre.compiler.sizes import Size, known
+from openspyre.compiler.sizes import Size, known, same
 from openspyre.compiler.tiles import Kernel
 from openspyre.formats import Format
 from openspyre.program.model import Body, Node
@@ -154,7 +154,7 @@ def analyse(kernel: Kernel, graph: Graph) -> Plan:
     sizes: dict[str, Size] = {}
     for op in ops:
         for label, size in op.labels.items():
-            if sizes.setdefault(label, size) != size:
+            if not same(sizes.setdefault(label, size), size):
                 raise CompileError(f"{kernel.name}: label {label} is {sizes[label]} and {size}")
     given = {id(t) for t in kernel.arguments}
     outer = outer_labels(ops, given)
@@ -162,12 +162,6 @@ def analyse(kernel: Kernel, graph: Graph) -> Plan:
     for op in ops:
         inner += [label for label in op.reduced if label not in inner]
     inner += [label for label in sizes if label not in outer and label not in inner]
-    for label in inner:
-        if known(sizes[label]) is None:
-            raise CompileError(
-                f"{kernel.name}: the size of label {label}, which a tile must hold whole, is"
-                f" {sizes[label]}; only sizes of parallel labels may be symbols"
-            )
     plan = Plan(graph, ops, sizes, outer, inner, {}, {}, {}, {}, [], {}, {}, {})
     lane = _lane(plan, given)
     made: set[int] = set()
@@ -331,6 +325,8 @@ def make(kernel: Kernel, graph: Graph, options: CompileOptions) -> Plan:
     """The plan of a kernel. Raises DoesNotFit when no tiles fit LX."""
     plan = analyse(kernel, graph)
     full = {label: graph.hint(size) for label, size in plan.sizes.items()}
+    # What a tile holds whole needs room for the largest size it may have.
+    full |= {label: graph.maximum(plan.sizes[label]) for label in plan.inner}
     counts = {label: -(-full[label] // plan.units.get(label, 1)) for label in plan.outer}
     strides = _strides(plan)
     major = sorted(plan.outer, key=lambda label: -strides.get(label, 0))
@@ -459,7 +455,7 @@ def _chunked(
             return tile
         last = labels[-1]
         unit = plan.units.get(last, 1)
-        size = plan.graph.hint(plan.sizes[last])
+        size = plan.graph.maximum(plan.sizes[last])
         least = {**tile, **{n: plan.units.get(n, 1) for n in labels[:-1]}, last: min(unit, size)}
         if not all(stepped(plan, n) for n in labels[:-1]):
             return tile
