@@ -35,6 +35,16 @@ void equal(const A& a, const B& b, const char* text, const char* file, int line)
   throw Failure(out.str());
 }
 
+// How often a test of values is repeated. ThreadSanitizer looks for races, which a few rounds show
+// as well as many, and makes each many times slower.
+constexpr int rounds(int count) {
+#ifdef __SANITIZE_THREAD__
+  return count < 10 ? 1 : count / 10;
+#else
+  return count;
+#endif
+}
+
 inline int run(int argc, char** argv) {
   int passed = 0, failed = 0;
   for (const Case& c : cases()) {

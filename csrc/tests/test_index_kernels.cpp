@@ -162,7 +162,7 @@ std::vector<Entry> row(Tile& values, Tile* indices, std::vector<int64_t> point, 
 TEST(gather_and_scatter_equal_plain_loops) {
   Random random(11);
   for (const Format format : formats()) {
-    for (int round = 0; round < 12; ++round) {
+    for (int round = 0; round < check::rounds(12); ++round) {
       gather_or_scatter(random, format, true, false);
       gather_or_scatter(random, format, false, false);
       gather_or_scatter(random, format, false, true);
@@ -200,7 +200,7 @@ TEST(gather_and_scatter_name_the_point_of_an_index_beyond_the_limit) {
 TEST(sort_is_stable_with_nan_above_everything) {
   Random random(13);
   for (const Format format : formats()) {
-    for (int round = 0; round < 10; ++round) {
+    for (int round = 0; round < check::rounds(10); ++round) {
       const std::vector<int64_t> sizes = {pick(random, 1, 3), pick(random, 1, 150)};
       const int label = int(pick(random, 0, 1)), stick = int(pick(random, -1, 1));
       const bool given = round % 2 == 1;
@@ -390,7 +390,7 @@ TEST(add_elements_rounds_once_in_every_format) {
 TEST(relayout_moves_each_element_to_its_stick) {
   Random random(18);
   for (const Format format : formats()) {
-    for (int round = 0; round < 16; ++round) {
+    for (int round = 0; round < check::rounds(16); ++round) {
       std::vector<int64_t> sizes = {pick(random, 1, 3), pick(random, 1, 150), pick(random, 1, 150)};
       std::vector<int> sticks = {-1, 0, 1, 2};
       std::shuffle(sticks.begin(), sticks.end(), random);

@@ -160,7 +160,7 @@ TEST(matmul_of_any_shape_equals_plain_loops_on_every_isa_n6) {
 TEST(matmul_of_any_code_equals_plain_loops_on_every_isa_n6) {
   Random random(3);
   for (const Format format : kInputs) {
-    for (int round = 0; round < 12; ++round) {
+    for (int round = 0; round < check::rounds(12); ++round) {
       Numerics numerics;
       numerics.merged_is_nan = round % 3 == 0;
       compare(random, format, format, random_shape(random, 12, round % 2 ? 9 : 80), round % 4 == 1,

@@ -88,7 +88,7 @@ TEST(rt60_views_are_accepted_exactly_where_they_lie_as_declared) {
   };
   const int64_t sizes[] = {1, 1, 2, 3, 4, 5, 16, 31, 32, 33, 64, 65, 96, 128};
   int accepted = 0, refused = 0;
-  for (int round = 0; round < 6000; ++round) {
+  for (int round = 0; round < check::rounds(6000); ++round) {
     const Format format = round % 3 == 0   ? Format::IEEE_INT64
                           : round % 3 == 1 ? Format::IEEE_FP32
                                            : Format::SEN169_FP16;
@@ -159,7 +159,7 @@ TEST(rt60_views_are_accepted_exactly_where_they_lie_as_declared) {
       CHECK_EQ(laid.nbytes, 128 * (*sticks.rbegin() - base / 128 + 1));
     }
   }
-  CHECK(accepted > 1500 && refused > 1500);
+  CHECK(accepted > check::rounds(1500) && refused > check::rounds(1500));
 }
 
 // Operands with strides of their own: extent, footprint and whether they overlap themselves.
@@ -169,7 +169,7 @@ TEST(strided_operands_are_laid_as_loops_say) {
     return low + static_cast<int64_t>(random() % static_cast<uint64_t>(high - low + 1));
   };
   int apart = 0, overlapping = 0;
-  for (int round = 0; round < 3000; ++round) {
+  for (int round = 0; round < check::rounds(3000); ++round) {
     const int rank = static_cast<int>(pick(0, 3));
     std::vector<int64_t> shape;
     machine::Operand operand{};
@@ -211,7 +211,7 @@ TEST(strided_operands_are_laid_as_loops_say) {
     if (!refused) CHECK_EQ(static_cast<int64_t>(sticks.size()), steps);
     refused ? ++overlapping : ++apart;
   }
-  CHECK(apart > 300 && overlapping > 300);
+  CHECK(apart > check::rounds(300) && overlapping > check::rounds(300));
   machine::Operand odd{};
   odd.format = Format::SEN169_FP16;
   odd.has_strides = true;

@@ -395,7 +395,7 @@ Image random_steps(uint64_t seed, int role) {
 
 TEST(program_execute_late_loads_are_as_good_as_copies) {
   int64_t saved = 0;
-  for (uint64_t seed = 0; seed < 3000; ++seed) {
+  for (uint64_t seed = 0; seed < uint64_t(check::rounds(3000)); ++seed) {
     const auto x = numbered(24, 1), y = numbered(24, 100'000);
     const Image late = random_steps(seed, 0), early = random_steps(seed, 2);
     const Run a = run(late, {x, y}), b = run(early, {x, y});

@@ -200,7 +200,7 @@ int random_body(Random& random, Case& c, Register type) {
 }  // namespace
 
 TEST(sfu_map_is_the_body_at_every_point) {
-  for (uint64_t seed = 0; seed < 200; ++seed) {
+  for (uint64_t seed = 0; seed < uint64_t(check::rounds(200)); ++seed) {
     Random random(1000 + seed);
     Case c(Kind::Map);
     const int labels = int(pick(random, 0, 4));
@@ -244,7 +244,7 @@ TEST(sfu_map_is_the_body_at_every_point) {
 }
 
 TEST(sfu_map_works_in_place) {
-  for (uint64_t seed = 0; seed < 40; ++seed) {
+  for (uint64_t seed = 0; seed < uint64_t(check::rounds(40)); ++seed) {
     Random random(1500 + seed);
     Case c(Kind::Map);
     c.boxes(random, 2, 150);
@@ -289,7 +289,7 @@ struct Way {
 };
 
 TEST(sfu_reduce_adds_in_the_written_order) {
-  for (uint64_t seed = 0; seed < 270; ++seed) {
+  for (uint64_t seed = 0; seed < uint64_t(check::rounds(270)); ++seed) {
     Random random(2000 + seed);
     Case c(Kind::Reduce);
     const int labels = int(pick(random, 1, 4));
@@ -370,7 +370,7 @@ TEST(sfu_reduce_adds_in_the_written_order) {
 }
 
 TEST(sfu_fold_goes_by_halves) {
-  for (uint64_t seed = 0; seed < 90; ++seed) {
+  for (uint64_t seed = 0; seed < uint64_t(check::rounds(90)); ++seed) {
     Random random(3000 + seed);
     Case c(Kind::Fold);
     const int labels = int(pick(random, 0, 3));
@@ -414,7 +414,7 @@ TEST(sfu_fold_goes_by_halves) {
 }
 
 TEST(sfu_scan_runs_along_any_label) {
-  for (uint64_t seed = 0; seed < 160; ++seed) {
+  for (uint64_t seed = 0; seed < uint64_t(check::rounds(160)); ++seed) {
     Random random(4000 + seed);
     Case c(Kind::Scan);
     const int labels = int(pick(random, 1, 3));

@@ -305,7 +305,7 @@ void one_fill(Random& random) {
 }
 
 void repeat(int rounds, unsigned seed, void (*body)(Random&)) {
-  for (int i = 0; i < rounds; ++i) {
+  for (int i = 0; i < check::rounds(rounds); ++i) {
     Random random{std::mt19937(seed + static_cast<unsigned>(i))};
     try {
       body(random);
