@@ -141,6 +141,15 @@ def test_a_view_and_a_whole_tensor_of_one_size_are_told_apart() -> None:
         assert torch.equal(dynamic(on[:, :n]).cpu(), base[:, :n] * 2)
 
 
+def test_a_size_that_leaves_nothing_is_right() -> None:
+    for function in (lambda x: x[:-2].sum(0) + 1, lambda x: x[2:] * 2, lambda x: x[:-2].relu()):
+        torch._dynamo.reset()
+        dynamic = torch.compile(function, dynamic=True)
+        for n in (5, 6, 2, 3, 7):
+            x = torch.randn(n, 40)
+            torch.testing.assert_close(on_card(dynamic, [x]), function(x))
+
+
 def test_a_written_tensor_of_symbolic_size() -> None:
     def add_to(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         x.add_(y)

@@ -19,7 +19,7 @@ from openspyre.compiler.build import GraphBuilder
 from openspyre.compiler.graph import Graph, Role
 from openspyre.compiler.patterns import NoPattern, Pattern
 from openspyre.compiler.results import Made, made
-from openspyre.compiler.sizes import Size
+from openspyre.compiler.sizes import Size, known, value_of
 from openspyre.compiler.traced import Call, TracedRegion, concrete, lower_region
 from openspyre.formats import Mode, format_for
 
@@ -34,13 +34,15 @@ Source = tuple[int, Bound]
 @dataclass
 class Family:
     """`graph` before it is compiled; `places`: the source of each of its arguments by name;
-    `inputs` and `outputs`: the patterns of tensors and of new results, in order."""
+    `inputs` and `outputs`: the patterns of tensors and of new results, in order; `sizes`: the
+    symbolic ones of boxes and tensors, none of which may be 0 at launch."""
 
     region: TracedRegion
     graph: Graph
     places: dict[str, int]
     inputs: list[Pattern]
     outputs: list[Pattern]
+    sizes: list[Size]
 
     def member(
         self, tensors: Sequence[torch.Tensor], sizes: Sequence[int], mode: Mode
@@ -51,6 +53,8 @@ class Family:
         for found in self.graph.symbols.values():
             if found.kind == "size" and not found.minimum <= symbols[found.name] <= found.maximum:
                 return None
+        if any(value_of(size, symbols) < 1 for size in self.sizes):
+            return None  # of no elements there is nothing to launch, or a value to put in
         bounds: list[Bound] = []
         written = {r.into for r in self.region.results}
         for number, (tensor, pattern) in enumerate(zip(tensors, self.inputs, strict=True)):
@@ -137,7 +141,10 @@ def family(
         places[target.name] = -1 - len(outputs)
         outputs.append(pattern)
     b.graph.name = region.name
-    return Family(region, b.graph, places, inputs, outputs)
+    found = [size for op in b.graph.ops for size in op.labels.values()]
+    found += [size for tensor in b.graph.tensors for size in tensor.shape]
+    found = [size for size in dict.fromkeys(found) if known(size) is None]
+    return Family(region, b.graph, places, inputs, outputs, found)
 
 
 def new_results(region: TracedRegion, symbols: Mapping[str, int], mode: Mode) -> list[Made]:
