@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import torch
 
 from openspyre import _C
-from openspyre.compiler import cache, launch, stepwise, weights
+from openspyre.compiler import cache, families, launch, stepwise, weights
 from openspyre.compiler.bind import Bound, bind, bind_view, storage_layout
 from openspyre.compiler.build import GraphBuilder, Scalar
 from openspyre.compiler.families import Extra, Family, family
@@ -261,7 +261,7 @@ class Runner:
     # --- planning
 
     def _plan(self, tensors: Sequence[torch.Tensor], sizes: Sequence[int]) -> Planned:
-        if self.region.symbols:
+        if families.ENABLED and self.region.symbols:
             plan = self._shared_plan(tensors, sizes)
             if plan is not None:
                 return plan
