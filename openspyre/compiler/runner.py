@@ -18,6 +18,7 @@ from openspyre import _C
 from openspyre.compiler import cache, families, launch, stepwise, weights
 from openspyre.compiler.bind import Bound, bind, bind_view, storage_layout
 from openspyre.compiler.build import GraphBuilder, Scalar
+from openspyre.compiler.errors import CompileError
 from openspyre.compiler.families import Extra, Family, family
 from openspyre.compiler.graph import Role
 from openspyre.compiler.patterns import range_of, symbolic
@@ -335,8 +336,8 @@ class Runner:
             lines = [op.source for op in made.graph.ops]
             key_of_graph, region = cache.compiled(made.graph, launch.options_now(mode))
             loaded = launch.loaded(key_of_graph, region, self.device)
-        except (torch.OutOfMemoryError, torch.AcceleratorError):
-            raise
+        except (torch.OutOfMemoryError, torch.AcceleratorError, CompileError):
+            raise  # a fault of the compiler is no reason to look away
         except Exception as error:  # lowerings ask for numbers in many ways
             which = ", ".join(sorted(varying))
             _log.info("%s makes no program for any %s: %s", self.region.name, which, error)

@@ -133,7 +133,9 @@ class Indexed:
             size = self.hint(label)
             count = -(-size // unit)
             units = -(-count // parts.get(label, 1))
-            share[label] = min(size, units * unit)
+            # A symbolic size may be more than its hint: its tiles must begin at whole sticks.
+            fixed = known(self.op.labels[label]) is not None
+            share[label] = min(size, units * unit) if fixed else units * unit
             tile[label] = 1 if label in single else min(unit, share[label])
         budget = common.lx_budget(self.options)
         if cost(tile) > budget:
@@ -162,8 +164,11 @@ class Indexed:
         )  # fmt: skip
 
     def sized(self, tile: Mapping[str, int]) -> dict[str, int]:
-        """A size for every label of the op."""
-        return {label: tile.get(label, self.hint(label)) for label in self.op.labels}
+        """A size for every label of the op: of its tile, else the largest that it may have."""
+        return {
+            label: tile.get(label, self.graph.maximum(size))
+            for label, size in self.op.labels.items()
+        }
 
     def start(self, outer: list[str], parts: dict[str, int], tile: dict[str, int]) -> None:
         """Opens the draft and the loops."""
