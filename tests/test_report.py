@@ -16,6 +16,7 @@ from click.testing import CliRunner
 from openspyre import _C
 from openspyre.card import PRESETS
 from openspyre.cli import main
+from openspyre.device.synthetic import TimelineEntry
 from openspyre.observe.explain import KernelFacts, explain
 from openspyre.observe.report import ReportError, Run, check_target, watch, write_report
 from openspyre.observe.report_advice import advice
@@ -23,7 +24,6 @@ from openspyre.observe.report_data import ReportData
 from openspyre.observe.report_formats import format_errors, format_layers
 from openspyre.observe.report_gather import gather, layer_of
 from openspyre.observe.report_pictures import BARS, BINS, picture
-from openspyre.observe.report_steps import Row
 from openspyre.program.model import Unit
 from openspyre.timing import time_program
 
@@ -243,8 +243,10 @@ assert "7,000 later ones" in gather(run).notes[0]
 # --- pictures of hand-made steps
 
 
-def _row(number: int, start: int, end: int, engine: str = "compute", stream: int = 0) -> Row:
-    return Row(number, f"step{number}", engine, stream, start, end, start, 0, "done")
+def _row(
+    number: int, start: int, end: int, engine: str = "compute", stream: int = 0
+) -> TimelineEntry:
+    return TimelineEntry(number, f"step{number}", engine, stream, start, end, start, 0, "done")
 
 
 def test_thin_steps_are_put_together_and_none_is_lost() -> None:

@@ -54,6 +54,7 @@ const char* tie_name(machine::TieRule tie);
 const char* kind_name(card::FunctionKind kind);
 const char* memory_type_name(card::MemoryType type);
 const char* hazards_name(card::HazardMode mode);
+const char* status_name(card::TimelineEntry::Status status);
 
 // The hooks of csrc/torch/python_hooks.cpp, given to the runtime by configure().
 bool collect_garbage();

@@ -132,4 +132,18 @@ const char* kind_name(card::FunctionKind kind) { return name_of(kind, kKinds); }
 const char* hazards_name(card::HazardMode mode) { return name_of(mode, kHazards); }
 const char* memory_type_name(card::MemoryType type) { return name_of(type, kMemoryTypes); }
 
+const char* status_name(card::TimelineEntry::Status status) {
+  switch (status) {
+    case card::TimelineEntry::Status::Pending:
+      return "pending";
+    case card::TimelineEntry::Status::Done:
+      return "done";
+    case card::TimelineEntry::Status::Failed:
+      return "failed";
+    case card::TimelineEntry::Status::Cancelled:
+      return "cancelled";
+  }
+  return "unknown";
+}
+
 }  // namespace openspyre::device

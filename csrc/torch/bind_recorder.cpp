@@ -6,20 +6,6 @@ namespace openspyre::device {
 
 namespace {
 
-const char* status_name(card::TimelineEntry::Status status) {
-  switch (status) {
-    case card::TimelineEntry::Status::Pending:
-      return "pending";
-    case card::TimelineEntry::Status::Done:
-      return "done";
-    case card::TimelineEntry::Status::Failed:
-      return "failed";
-    case card::TimelineEntry::Status::Cancelled:
-      return "cancelled";
-  }
-  return "unknown";
-}
-
 const char* kind_of(const card::RecordedStep& step) {
   if (step.engine == card::Engine::Host) return "host_compute";
   if (step.kind == card::StepKind::Set) return "memset";

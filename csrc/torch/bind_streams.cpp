@@ -80,20 +80,6 @@ class Signal {
   card::EventPtr event_;
 };
 
-const char* status_name(card::TimelineEntry::Status status) {
-  switch (status) {
-    case card::TimelineEntry::Status::Pending:
-      return "pending";
-    case card::TimelineEntry::Status::Done:
-      return "done";
-    case card::TimelineEntry::Status::Failed:
-      return "failed";
-    case card::TimelineEntry::Status::Cancelled:
-      return "cancelled";
-  }
-  return "unknown";
-}
-
 py::list timeline(int device) {
   py::list rows;
   for (const card::TimelineEntry& e : streams_of(device).timeline()) {

@@ -34,6 +34,10 @@ class TimelineEntry:
     status: str
     """ "pending", "done", "failed" or "cancelled"."""
 
+    @property
+    def duration_ns(self) -> int:
+        return self.end_ns - self.start_ns
+
 
 def submit(
     engine: str,

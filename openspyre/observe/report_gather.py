@@ -14,6 +14,7 @@ from typing import Any
 
 import openspyre
 from openspyre.card import SEGMENT_BYTES, CardSpec
+from openspyre.device.synthetic import TimelineEntry
 from openspyre.observe.report import ENGINES, Run
 from openspyre.observe.report_advice import advice, fallback_data
 from openspyre.observe.report_data import (
@@ -32,7 +33,7 @@ from openspyre.observe.report_data import (
 from openspyre.observe.report_formats import format_layers
 from openspyre.observe.report_pictures import picture
 from openspyre.observe.report_programs import Profiles
-from openspyre.observe.report_steps import Joined, Ran, Row, finished, join
+from openspyre.observe.report_steps import Joined, Ran, finished, join
 from openspyre.timing.table import TABLE
 
 EAGER_STEPS = 300
@@ -366,7 +367,7 @@ def _bound(run: Run, joined: Joined, span: int) -> Bound:
     )
 
 
-def _covered(rows: Sequence[Row], start: int, end: int) -> int:
+def _covered(rows: Sequence[TimelineEntry], start: int, end: int) -> int:
     """Time of a window in which at least one of the steps runs; `rows` by start."""
     total, reached = 0, start
     for row in rows:
@@ -377,7 +378,7 @@ def _covered(rows: Sequence[Row], start: int, end: int) -> int:
     return total
 
 
-def _call(rows: Sequence[Row], joined: Joined, card: CardSpec) -> Picture | None:
+def _call(rows: Sequence[TimelineEntry], joined: Joined, card: CardSpec) -> Picture | None:
     """The last call of the region that takes longest; without one, the last compute steps."""
     if joined.calls:
         spent: dict[str, int] = {}

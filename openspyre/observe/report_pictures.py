@@ -8,9 +8,10 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from openspyre.card import CardSpec
+from openspyre.device.synthetic import TimelineEntry
 from openspyre.observe.report_data import Lane, Picture, Segment
 from openspyre.observe.report_programs import CELLS
-from openspyre.observe.report_steps import Ran, Row
+from openspyre.observe.report_steps import Ran
 
 Floats: TypeAlias = "np.ndarray[Any, np.dtype[np.float64]]"
 
@@ -24,7 +25,7 @@ ORDER = ("host_compute", "h2d", "compute", "d2h")
 
 def picture(
     title: str,
-    rows: Sequence[Row],
+    rows: Sequence[TimelineEntry],
     of: Mapping[int, Ran],
     card: CardSpec,
     phases: Sequence[tuple[str, int, int]] = (),
@@ -100,8 +101,10 @@ def _percent(shares: Floats) -> list[list[int]]:
     return [[int(value) for value in core] for core in rounded]
 
 
-def _lanes(rows: Sequence[Row], of: Mapping[int, Ran], start: int, end: int) -> list[Lane]:
-    lanes: dict[tuple[int, str], list[Row]] = {}
+def _lanes(
+    rows: Sequence[TimelineEntry], of: Mapping[int, Ran], start: int, end: int
+) -> list[Lane]:
+    lanes: dict[tuple[int, str], list[TimelineEntry]] = {}
     for row in sorted(rows, key=lambda r: r.start_ns):
         lanes.setdefault((row.stream, row.engine), []).append(row)
 
@@ -120,9 +123,9 @@ def _lanes(rows: Sequence[Row], of: Mapping[int, Ran], start: int, end: int) -> 
     ]
 
 
-def _segments(rows: Sequence[Row], of: Mapping[int, Ran], thin: float) -> list[Segment]:
+def _segments(rows: Sequence[TimelineEntry], of: Mapping[int, Ran], thin: float) -> list[Segment]:
     merge = len(rows) > BARS
-    groups: list[list[Row]] = []
+    groups: list[list[TimelineEntry]] = []
     for row in rows:
         if merge and groups and row.end_ns - groups[-1][0].start_ns <= thin:
             groups[-1].append(row)

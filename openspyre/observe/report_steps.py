@@ -7,9 +7,10 @@ found among the loaded programs by name and modelled duration. Needs the compile
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
+from openspyre.device.synthetic import TimelineEntry
 from openspyre.observe.report_programs import Profile, Profiles
 from openspyre.runtime.plan import MAX_NAME
 
@@ -19,25 +20,6 @@ if TYPE_CHECKING:
     from openspyre.observe.report import Launched
 
 ENGINE_NAMES = {"H2D": "h2d", "D2H": "d2h", "Compute": "compute", "HostCompute": "host_compute"}
-
-
-class Row(NamedTuple):
-    """A step of the Timeline; times in virtual ns. The fields are those of
-    `torch.spyre.synthetic.TimelineEntry`."""
-
-    correlation: int
-    name: str
-    engine: str
-    stream: int
-    start_ns: int
-    end_ns: int
-    submit_ns: int
-    bytes: int
-    status: str
-
-    @property
-    def duration_ns(self) -> int:
-        return self.end_ns - self.start_ns
 
 
 @dataclass
@@ -52,7 +34,7 @@ class Ran:
     region: str
     number: int
     profile: Profile | None
-    rows: list[Row] = field(default_factory=list)
+    rows: list[TimelineEntry] = field(default_factory=list)
 
     @property
     def total_ns(self) -> int:
@@ -66,18 +48,18 @@ class Joined:
 
     ran: list[Ran]
     of: dict[int, Ran]
-    calls: list[tuple[str, list[Row]]]
+    calls: list[tuple[str, list[TimelineEntry]]]
 
 
-def finished(rows: Iterable[Sequence[object]]) -> list[Row]:
+def finished(rows: Iterable[Sequence[object]]) -> list[TimelineEntry]:
     """The steps whose times are known, by start."""
-    made = (Row(*row) for row in rows)  # type: ignore[arg-type]
-    known = [r._replace(engine=ENGINE_NAMES.get(r.engine, r.engine)) for r in made]
+    made = (TimelineEntry(*row) for row in rows)  # type: ignore[arg-type]
+    known = [replace(r, engine=ENGINE_NAMES.get(r.engine, r.engine)) for r in made]
     return sorted((r for r in known if r.end_ns >= r.start_ns >= 0), key=lambda r: r.start_ns)
 
 
 def join(
-    rows: Sequence[Row],
+    rows: Sequence[TimelineEntry],
     launched: Sequence[Launched],
     loaded: Iterable[LoadedRegion],
     profiles: Profiles,
@@ -86,7 +68,7 @@ def join(
     computes = sorted((r for r in rows if r.engine == "compute"), key=lambda r: r.correlation)
     found: dict[object, Ran] = {}
     of: dict[int, Ran] = {}
-    calls: list[tuple[str, list[Row]]] = []
+    calls: list[tuple[str, list[TimelineEntry]]] = []
     events = sorted(launched, key=lambda event: event.host_ns)
     at = 0
     for number, event in enumerate(events):
@@ -99,7 +81,7 @@ def join(
             window += 1
         steps = _programs(event.plan.loaded)
         sizes: Mapping[str, int | float] = getattr(event.plan, "symbols", {})
-        call: list[Row] = []
+        call: list[TimelineEntry] = []
         expected = 0
         for row in computes[at:window]:
             if expected == len(steps):
@@ -147,7 +129,7 @@ def _profile(
 
 
 def _rest(
-    computes: Sequence[Row],
+    computes: Sequence[TimelineEntry],
     loaded: Iterable[LoadedRegion],
     profiles: Profiles,
     found: dict[object, Ran],
